@@ -1,0 +1,7 @@
+//! The software RDMA NIC: the transport given a body. Rings, memory table, engine, ports, and the device that several
+//! processes share.
+//!
+//! [`engine::Engine::turn`] makes no system call: ports and clock are handed in, so the simulator and the tests run the
+//! engine that ships. Raw access to registered memory lives in `memory/` and nowhere else.
+
+pub mod port;

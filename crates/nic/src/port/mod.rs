@@ -1,0 +1,89 @@
+//! Ports: where datagrams come in and go out. The engine knows only the [`Port`] trait; behind it stand UDP sockets, a
+//! simulated wire, faults, or a capture file, and they stack.
+
+use std::net::IpAddr;
+
+/// A received UDP payload, BTH to ICRC, with what its headers said.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// Source address.
+    pub src: IpAddr,
+    /// Source UDP port.
+    pub src_port: u16,
+    /// Destination address (a group for multicast).
+    pub dst: IpAddr,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit; 64 if the port cannot tell.
+    pub hop_limit: u8,
+    /// IPv4 identification if known for sure, else the likeliest (its place in a super-packet). The ICRC covers it.
+    pub ip_id: u16,
+    /// The bytes.
+    pub bytes: &'a [u8],
+}
+
+/// A train of datagrams that leave with one system call: same addresses, same size but for the last, which may be
+/// shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct Train<'a> {
+    /// Source address: one of the port's.
+    pub src: IpAddr,
+    /// Source UDP port: one that [`Port::source_port`] gave.
+    pub src_port: u16,
+    /// Destination address; the destination port is 4791.
+    pub dst: IpAddr,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+    /// Bytes of each datagram but the last.
+    pub segment: usize,
+    /// All datagrams, one after the other. Datagram *i* carries IPv4 identification *i* (D4).
+    pub bytes: &'a [u8],
+}
+
+/// How a train left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It left, or was lost as on a wire (counted by the port).
+    Done,
+    /// No room: keep it and try again.
+    Blocked,
+}
+
+/// A port of the NIC.
+pub trait Port: Send {
+    /// Gives at most `max` datagrams to `sink`; returns how many. Never blocks.
+    fn receive(&mut self, max: usize, sink: &mut dyn FnMut(&Datagram<'_>)) -> usize;
+
+    /// Sends a train. Never blocks.
+    fn send(&mut self, train: &Train<'_>) -> Sent;
+
+    /// Called at the end of each turn: what was held back leaves now.
+    fn flush(&mut self) {}
+
+    /// The source UDP port for a flow (0xC000 to 0xFFFF), one of those that the port can send from.
+    fn source_port(&self, src: IpAddr, flow: u32) -> u16;
+
+    /// Datagrams in one train, at most; 1 if there are no trains.
+    fn max_train(&self) -> usize {
+        64
+    }
+
+    /// The next time at which the port itself has something to do (a delayed packet), in ns of the engine's clock.
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
+    /// Joins a multicast group.
+    fn join(&mut self, _group: IpAddr) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// Leaves a multicast group.
+    fn leave(&mut self, _group: IpAddr) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! What one queue pair sees of the world around it: its queues, memory, and the wire.
+//!
+//! The NIC implements [`Host`] over rings, the memory table and its egress; tests implement it over plain vectors. The
+//! transport never sees a pointer: memory is named by keys and addresses, and bytes are copied by the host.
+
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{
+    AccessFlags, AddressVector, FlushLevel, FlushPlacement, QKey, Qpn, RKey, SendFlags, Srqn, WcStatus, WorkCompletion,
+};
+use scalefabric_wire::Gid;
+use scalefabric_wire::packet::Headers;
+
+use crate::counter::{Counter, DropReason};
+use crate::time::Time;
+
+/// The operation of a send WQE, as plain data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum WqeOp {
+    Send,
+    SendWithImm { imm: u32 },
+    SendWithInv { invalidate_rkey: RKey },
+    Write { remote_addr: u64, rkey: RKey },
+    WriteWithImm { remote_addr: u64, rkey: RKey, imm: u32 },
+    Read { remote_addr: u64, rkey: RKey },
+    CompareSwap { remote_addr: u64, rkey: RKey, compare: u64, swap: u64 },
+    FetchAdd { remote_addr: u64, rkey: RKey, add: u64 },
+    LocalInv { rkey: RKey },
+    /// The host knows the rest by the WQE's index.
+    BindMw,
+    Flush { remote_addr: u64, rkey: RKey, length: u32, placement: FlushPlacement, level: FlushLevel },
+    AtomicWrite { remote_addr: u64, rkey: RKey },
+}
+
+/// The fixed part of a send WQE. Its SGEs or inline bytes stay with the host and are named by `index`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendWqe {
+    /// Position in the send queue: a counter that wraps at 2^32 and is never reduced modulo the ring.
+    pub index: u32,
+    /// From the WR.
+    pub wr_id: u64,
+    /// Operation.
+    pub op: WqeOp,
+    /// Flags; SIGNALED is set by the host for `sq_sig_all`.
+    pub flags: SendFlags,
+    /// Bytes of its SGL or inline data: the message length (READ: bytes to read).
+    pub length: u32,
+    /// UD: where it goes.
+    pub ud: Option<(AddressVector, Qpn, QKey)>,
+    /// XRC: the peer's SRQ.
+    pub xrc_srqn: Option<Srqn>,
+}
+
+/// A receive WQE that was taken from the RQ or an SRQ. Its SGEs stay with the host and are named by `slot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecvWqe {
+    /// For the host.
+    pub slot: u32,
+    /// From the WR.
+    pub wr_id: u64,
+    /// Bytes of its SGL.
+    pub length: u32,
+    /// The SRQ it came from (XRC: which of them), if any.
+    pub srq: Option<Srqn>,
+}
+
+/// Why local memory (an SGE) could not be used: `LOC_PROT_ERR`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum LocalFault {
+    /// No region has the lkey, or a stale one.
+    BadKey,
+    /// The region belongs to another PD.
+    WrongPd,
+    /// Beyond the region.
+    OutOfBounds,
+    /// The region does not allow local writes.
+    NoLocalWrite,
+    /// The memory is no longer mapped, or protected (D10).
+    Gone,
+}
+
+/// Why a peer's access was refused: NAK remote access error (or remote operational error for `Gone`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AccessFault {
+    BadKey,
+    WrongPd,
+    OutOfBounds,
+    /// The region or window lacks the right.
+    NoRight,
+    /// A type 2 window bound through another QP.
+    WrongQp,
+    /// The memory is no longer mapped, or protected (D10).
+    Gone,
+}
+
+/// A peer's wish to touch memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAccess {
+    /// Key from the packet.
+    pub rkey: RKey,
+    /// First byte.
+    pub va: u64,
+    /// Bytes. 0 is always allowed and the key is not looked at (clause 9.7.4.1.3: zero-length).
+    pub length: u64,
+    /// The right that is needed.
+    pub access: AccessFlags,
+}
+
+/// An atomic on 8 aligned bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AtomicOp {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+    /// ATOMIC WRITE: one 8-byte store.
+    Write { value: u64 },
+}
+
+/// Which way a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The QP's primary path.
+    Primary,
+    /// The QP's alternate path.
+    Alternate,
+    /// A datagram's own.
+    Datagram(AddressVector),
+}
+
+/// A packet to be sent. The host adds pad, IP, UDP and ICRC, and sets `pad_count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Headers. `pad_count` is filled in by the host from the payload's length.
+    pub headers: Headers,
+    /// Way out.
+    pub path: Path,
+}
+
+/// Where the payload of an outgoing packet comes from. The host copies it straight into the packet.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Payload<'a> {
+    None,
+    /// `length` bytes of a send WQE's SGL or inline data, from `offset`.
+    Wqe { index: u32, offset: u32, length: u32 },
+    /// Memory of this side that the peer reads.
+    Remote(RemoteAccess),
+    Bytes(&'a [u8]),
+}
+
+/// Why a packet was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmitError {
+    /// No room now: try again in the next turn. Nothing happened.
+    Blocked,
+    /// An SGE is bad: LOC_PROT_ERR.
+    Local(LocalFault),
+    /// Memory that a peer reads has become inaccessible.
+    Access(AccessFault),
+}
+
+/// A received packet that passed the checks that need no QP (ICRC, opcode, version, lengths against its own headers).
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// Headers.
+    pub headers: &'a Headers,
+    /// Payload without pad.
+    pub payload: &'a [u8],
+    /// Port it came in by, from 1.
+    pub port_num: u8,
+    /// Source address.
+    pub src: Gid,
+    /// Destination address (a group for multicast).
+    pub dst: Gid,
+    /// Source UDP port.
+    pub src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class as received; ECN in the lower two bits.
+    pub traffic_class: u8,
+    /// TTL or hop limit as received.
+    pub hop_limit: u8,
+}
+
+impl Incoming<'_> {
+    /// True if a switch marked the packet Congestion Experienced.
+    pub const fn is_ce(&self) -> bool {
+        self.traffic_class & 3 == 3
+    }
+}
+
+/// What a queue pair needs. All methods concern the one QP on whose behalf the host was made.
+pub trait Host {
+    /// The time of this turn.
+    fn now(&self) -> Time;
+
+    /// The send WQE at `index`, or `None` if it is not posted yet.
+    fn send_wqe(&mut self, index: u32) -> Option<SendWqe>;
+    /// Everything before `next` is done with: its ring space may be used again.
+    fn retire_sends(&mut self, next: u32);
+    /// Places a completion on the send CQ.
+    fn complete_send(&mut self, wc: &WorkCompletion);
+    /// Copies `data` to `offset` of a send WQE's SGL (READ responses, atomic results).
+    fn scatter_send(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalFault>;
+    /// Performs the bind of a BIND_MW WQE; a failure is MW_BIND_ERR.
+    fn bind_mw(&mut self, index: u32) -> Result<(), WcStatus>;
+    /// LOCAL_INV; a failure is LOC_QP_OP_ERR or LOC_PROT_ERR.
+    fn local_invalidate(&mut self, rkey: RKey) -> Result<(), WcStatus>;
+
+    /// Takes the next receive WQE, from the RQ, the SRQ, or for XRC the named SRQ. `Ok(None)`: none posted. `Err`: no
+    /// such SRQ in the XRC domain.
+    fn take_recv(&mut self, xrc_srqn: Option<Srqn>) -> Result<Option<RecvWqe>, AccessFault>;
+    /// Copies `data` to `offset` of a receive WQE's SGL. The caller has checked the length.
+    fn scatter_recv(&mut self, wqe: &RecvWqe, offset: u32, data: &[u8]) -> Result<(), LocalFault>;
+    /// Completes a receive WQE and frees its slot. `solicited`: its event is a solicited one.
+    fn complete_recv(&mut self, wqe: &RecvWqe, wc: &WorkCompletion, solicited: bool);
+    /// Receive WQEs now posted, for credits; `None` with an SRQ.
+    fn posted_recvs(&self) -> Option<u32>;
+
+    /// Checks a peer's access without doing it.
+    fn check_remote(&mut self, access: &RemoteAccess) -> Result<(), AccessFault>;
+    /// Checks and writes `data` at `access.va` (`length` is `data.len()`).
+    fn write_remote(&mut self, access: &RemoteAccess, data: &[u8]) -> Result<(), AccessFault>;
+    /// Checks and does an atomic; returns the old value (0 for `Write`). Alignment was checked by the responder.
+    fn atomic_remote(&mut self, access: &RemoteAccess, op: AtomicOp) -> Result<u64, AccessFault>;
+    /// Checks and flushes. With [`FlushLevel::MemoryRegion`] va and length are not looked at.
+    fn flush_remote(
+        &mut self,
+        access: &RemoteAccess,
+        placement: FlushPlacement,
+        level: FlushLevel,
+    ) -> Result<(), AccessFault>;
+    /// Invalidates an rkey on a peer's wish (SEND with invalidate).
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), AccessFault>;
+
+    /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.
+    fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError>;
+    /// The P_Key at `index` of the port's table now; `None` beyond it.
+    fn pkey(&self, port_num: u8, index: u16) -> Option<scalefabric_wire::PKey>;
+    /// The GID at `index` of the port's table now; zero if removed.
+    fn gid(&self, port_num: u8, index: u8) -> Gid;
+
+    /// Raises an asynchronous event of this QP.
+    fn event(&mut self, event: EventType);
+    /// Counts `n` more.
+    fn count(&mut self, counter: Counter, n: u64);
+    /// Counts a dropped packet.
+    fn drop_packet(&mut self, reason: DropReason);
+}

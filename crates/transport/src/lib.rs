@@ -1,0 +1,23 @@
+//! The sans-IO protocol: requester, responder and completer for RC, UC, UD and XRC, as chapter 9 of the IBTA
+//! specification gives them.
+//!
+//! There is no clock, no randomness, no socket, no thread and no pointer here. Time comes in as an argument; memory,
+//! queues and the wire are reached through [`Host`], which the NIC implements for real and tests implement for themselves.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod congestion;
+pub mod counter;
+pub mod host;
+pub mod queue_pair;
+pub mod time;
+
+pub use counter::{Counter, DropReason};
+pub use host::{
+    AccessFault, AtomicOp, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
+    WqeOp,
+};
+pub use queue_pair::{Config, Next, QueuePair};
+pub use time::Time;

@@ -1,0 +1,302 @@
+//! Attributes: what can be asked of or told to a device, a port, a GID and a QP.
+
+use alloc::string::String;
+use bitflags::bitflags;
+use scalefabric_wire::{Gid, Psn, QKey, Qpn};
+
+use crate::access::AccessFlags;
+use crate::state::{QpState, QpType};
+
+bitflags! {
+    /// Which fields of [`QpAttr`] are meant, bit for bit `enum ibv_qp_attr_mask`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    #[allow(missing_docs)]
+    pub struct QpAttrMask: u32 {
+        const STATE = 1;
+        const CUR_STATE = 1 << 1;
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        const ACCESS_FLAGS = 1 << 3;
+        const PKEY_INDEX = 1 << 4;
+        const PORT = 1 << 5;
+        const QKEY = 1 << 6;
+        const AV = 1 << 7;
+        const PATH_MTU = 1 << 8;
+        const TIMEOUT = 1 << 9;
+        const RETRY_CNT = 1 << 10;
+        const RNR_RETRY = 1 << 11;
+        const RQ_PSN = 1 << 12;
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        const ALT_PATH = 1 << 14;
+        const MIN_RNR_TIMER = 1 << 15;
+        const SQ_PSN = 1 << 16;
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        const PATH_MIG_STATE = 1 << 18;
+        const CAP = 1 << 19;
+        const DEST_QPN = 1 << 20;
+        const RATE_LIMIT = 1 << 25;
+    }
+}
+
+/// Path MTU in bytes of payload (clause 9.6). Values are those of `enum ibv_mtu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum Mtu {
+    Mtu256 = 1,
+    Mtu512 = 2,
+    Mtu1024 = 3,
+    Mtu2048 = 4,
+    Mtu4096 = 5,
+}
+
+impl Mtu {
+    /// Bytes of payload: 256 to 4096.
+    pub const fn bytes(self) -> u32 {
+        128 << (self as u32)
+    }
+}
+
+/// Path migration state (clause 10.4). Values are those of `enum ibv_mig_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum MigState {
+    Migrated = 0,
+    Rearm = 1,
+    Armed = 2,
+}
+
+/// Address vector: where packets go and what their IP header says (`ibv_ah_attr` with its GRH, always global in RoCE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressVector {
+    /// Destination GID.
+    pub dgid: Gid,
+    /// Index of the source GID in the port's table.
+    pub sgid_index: u8,
+    /// IP TTL or hop limit. Default 64; 0 is sent as 64, since IP would not survive it.
+    pub hop_limit: u8,
+    /// IPv4 TOS or IPv6 traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// IPv6 flow label, 20 bits; also the seed of the UDP source port when not 0.
+    pub flow_label: u32,
+    /// Service level, 0 to 7 of meaning in RoCE (priority).
+    pub sl: u8,
+    /// Static rate limit, `enum ibv_rate`; 0 none.
+    pub static_rate: u8,
+    /// Local port, from 1.
+    pub port_num: u8,
+}
+
+/// Sizes of a QP's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct QpCap {
+    /// Outstanding send WRs.
+    pub max_send_wr: u32,
+    /// Outstanding receive WRs.
+    pub max_recv_wr: u32,
+    /// SGEs in a send WR.
+    pub max_send_sge: u32,
+    /// SGEs in a receive WR.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data in a send WR.
+    pub max_inline_data: u32,
+}
+
+/// All of `ibv_qp_attr`. Which fields count is said by a [`QpAttrMask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAttr {
+    /// State to go to, or that it is in.
+    pub qp_state: QpState,
+    /// State the caller believes it is in.
+    pub cur_qp_state: QpState,
+    /// Path MTU.
+    pub path_mtu: Mtu,
+    /// Migration state.
+    pub path_mig_state: MigState,
+    /// Q_Key of a UD QP.
+    pub qkey: QKey,
+    /// PSN expected of the peer's first packet.
+    pub rq_psn: Psn,
+    /// PSN of our first packet.
+    pub sq_psn: Psn,
+    /// The peer's QP.
+    pub dest_qp_num: Qpn,
+    /// What the peer may do through this QP.
+    pub qp_access_flags: AccessFlags,
+    /// Queue sizes (modifiable only where the device says so).
+    pub cap: QpCap,
+    /// Primary path.
+    pub ah_attr: AddressVector,
+    /// Alternate path.
+    pub alt_ah_attr: AddressVector,
+    /// Index of the P_Key.
+    pub pkey_index: u16,
+    /// Index of the alternate path's P_Key.
+    pub alt_pkey_index: u16,
+    /// Raise SQ_DRAINED when drained.
+    pub en_sqd_async_notify: bool,
+    /// Read-only: SQD and still draining.
+    pub sq_draining: bool,
+    /// READs and atomics that we may have outstanding.
+    pub max_rd_atomic: u8,
+    /// READs and atomics that the peer may have outstanding here.
+    pub max_dest_rd_atomic: u8,
+    /// RNR timer code we send, 0 to 31 (table 45 of clause 9.7.5.2.8).
+    pub min_rnr_timer: u8,
+    /// Primary port, from 1.
+    pub port_num: u8,
+    /// Local ACK timeout: 4.096 µs x 2^timeout, 0 to 31, 0 = infinite.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors, 0 to 7.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAKs, 0 to 7, 7 = for ever.
+    pub rnr_retry: u8,
+    /// Alternate port.
+    pub alt_port_num: u8,
+    /// Timeout on the alternate path.
+    pub alt_timeout: u8,
+    /// Egress rate limit in kb/s, 0 = none.
+    pub rate_limit: u32,
+}
+
+/// What `query_qp` also tells and `create_qp` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInitInfo {
+    /// Type.
+    pub qp_type: QpType,
+    /// Sizes.
+    pub cap: QpCap,
+    /// Every send WR makes a completion.
+    pub sq_sig_all: bool,
+}
+
+/// State of a port. Values are those of `enum ibv_port_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum PortState {
+    Nop = 0,
+    Down = 1,
+    Init = 2,
+    Armed = 3,
+    Active = 4,
+    ActiveDefer = 5,
+}
+
+/// `ibv_port_attr`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct PortAttr {
+    pub state: PortState,
+    pub max_mtu: Mtu,
+    pub active_mtu: Mtu,
+    pub gid_tbl_len: u32,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    /// `IBV_LINK_LAYER_*`: 2 is Ethernet, always.
+    pub link_layer: u8,
+    pub port_cap_flags2: u16,
+    /// Mb/s, from the interface where it tells.
+    pub active_speed_ex: u32,
+}
+
+/// Type of a GID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum GidType {
+    Ib = 0,
+    RoceV1 = 1,
+    RoceV2 = 2,
+}
+
+/// One entry of a GID table (`ibv_gid_entry`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The GID.
+    pub gid: Gid,
+    /// Its index; stays while the GID exists.
+    pub gid_index: u32,
+    /// Port, from 1.
+    pub port_num: u8,
+    /// Always RoCEv2 here.
+    pub gid_type: GidType,
+    /// Index of the network interface.
+    pub ndev_ifindex: u32,
+    /// Name of the network interface.
+    pub ndev_name: String,
+}
+
+/// Atomicity of atomics. Values are those of `enum ibv_atomic_cap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum AtomicCap {
+    None = 0,
+    Hca = 1,
+    Glob = 2,
+}
+
+/// `ibv_device_attr` with the parts of `ibv_device_attr_ex` that have a meaning here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct DeviceAttr {
+    pub fw_ver: String,
+    /// EUI-64, network order.
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    /// `enum ibv_device_cap_flags`.
+    pub device_cap_flags: u32,
+    pub max_sge: u32,
+    pub max_sge_rd: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_pd: u32,
+    pub max_qp_rd_atom: u32,
+    pub max_ee_rd_atom: u32,
+    pub max_res_rd_atom: u32,
+    pub max_qp_init_rd_atom: u32,
+    pub max_ee_init_rd_atom: u32,
+    pub atomic_cap: AtomicCap,
+    pub max_ee: u32,
+    pub max_rdd: u32,
+    pub max_mw: u32,
+    pub max_raw_ipv6_qp: u32,
+    pub max_raw_ethy_qp: u32,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp_attach: u32,
+    pub max_total_mcast_qp_attach: u32,
+    pub max_ah: u32,
+    pub max_fmr: u32,
+    pub max_map_per_fmr: u32,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
+    /// Inline bytes a QP can have.
+    pub max_inline_data: u32,
+    /// Completion vectors.
+    pub num_comp_vectors: u32,
+}

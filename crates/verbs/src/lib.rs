@@ -1,0 +1,33 @@
+//! The contract that everybody signs: objects, attributes, state tables, work requests, completions, events and the
+//! [`Provider`] that makes them.
+//!
+//! Two backends implement it (the software NIC and real hardware through libibverbs) and applications are written
+//! against it. This crate holds no protocol and no I/O: what is here is types, tables and their rules. Names are those of
+//! `ibv_*`, objects in full. Clauses cited are those of the IBTA specification, volume 1; chapter 11 is the verbs.
+#![no_std]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+pub mod access;
+pub mod attribute;
+pub mod completion_queue;
+pub mod error;
+pub mod event;
+pub mod provider;
+pub mod queue_pair;
+pub mod state;
+pub mod work_completion;
+pub mod work_request;
+
+pub use access::AccessFlags;
+pub use attribute::*;
+pub use completion_queue::{CompletionChannel, CompletionQueue};
+pub use error::{Errno, PostError, VerbsError};
+pub use event::{AsyncEvent, EventSubject};
+pub use provider::*;
+pub use queue_pair::QueuePair;
+pub use scalefabric_wire::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
+pub use state::{QpState, QpType};
+pub use work_completion::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+pub use work_request::{BindMw, FlushLevel, FlushPlacement, LKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress};

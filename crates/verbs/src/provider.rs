@@ -1,0 +1,254 @@
+//! The provider: finds devices, opens them, makes objects. Handles are `Arc`s; an object keeps its parents alive.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::fmt::Debug;
+use core::time::Duration;
+
+use scalefabric_wire::{Gid, PKey, RKey, Srqn};
+
+use crate::access::AccessFlags;
+use crate::attribute::{AddressVector, DeviceAttr, GidEntry, PortAttr, QpCap};
+use crate::completion_queue::{CompletionChannel, CompletionQueue};
+use crate::error::{PostError, VerbsError};
+use crate::event::AsyncEvent;
+use crate::queue_pair::QueuePair;
+use crate::state::QpType;
+use crate::work_completion::WorkCompletion;
+use crate::work_request::{LKey, RecvWr};
+
+/// A device that can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name, such as `sf0`.
+    pub name: String,
+    /// EUI-64.
+    pub node_guid: u64,
+    /// Index, stable while the device exists.
+    pub index: u32,
+    /// The network interfaces of its ports, in port order.
+    pub interfaces: Vec<String>,
+}
+
+/// A backend.
+pub trait Provider: Send + Sync + Debug {
+    /// All devices, in a stable order.
+    fn devices(&self) -> Result<Vec<DeviceInfo>, VerbsError>;
+
+    /// Opens a device by name. `ENODEV` names those that exist.
+    fn open(&self, name: &str) -> Result<Arc<dyn Context>, VerbsError>;
+}
+
+/// An open device.
+pub trait Context: Send + Sync + Debug {
+    /// What was opened.
+    fn device(&self) -> DeviceInfo;
+    /// Limits and identity.
+    fn query_device(&self) -> Result<DeviceAttr, VerbsError>;
+    /// State of a port, from 1.
+    fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbsError>;
+    /// GID at an index; zero for an empty slot, `EINVAL` beyond the table.
+    fn query_gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbsError>;
+    /// All GIDs of all ports.
+    fn query_gid_table(&self) -> Result<Vec<GidEntry>, VerbsError>;
+    /// P_Key at an index.
+    fn query_pkey(&self, port_num: u8, index: u16) -> Result<PKey, VerbsError>;
+
+    /// Makes a protection domain.
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
+    /// Makes a completion channel.
+    fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError>;
+    /// Makes a CQ of at least `cqe` entries. `comp_vector` must be below `num_comp_vectors`.
+    fn create_cq(
+        &self,
+        cqe: u32,
+        channel: Option<Arc<dyn CompletionChannel>>,
+        comp_vector: u32,
+    ) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
+    /// Opens an XRC domain of this process.
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError>;
+    /// Makes an XRC target QP, which belongs to an XRC domain and not to a PD.
+    fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError>;
+
+    /// Descriptor that becomes readable when an asynchronous event is there.
+    fn async_fd(&self) -> i32;
+    /// Waits for an asynchronous event and takes it; `None` when `timeout` passes (`None` waits for ever).
+    fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError>;
+
+    /// Hardware counters: name and value, with the names of Linux's drivers.
+    fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError>;
+
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What `create_qp` takes.
+#[derive(Clone, Debug)]
+pub struct QpInit {
+    /// Type; not `XrcRecv` (see [`Context::create_xrc_target`]).
+    pub qp_type: QpType,
+    /// Where send completions go.
+    pub send_cq: Arc<dyn CompletionQueue>,
+    /// Where receive completions go.
+    pub recv_cq: Arc<dyn CompletionQueue>,
+    /// Receives come from here if given.
+    pub srq: Option<Arc<dyn SharedReceiveQueue>>,
+    /// Sizes.
+    pub cap: QpCap,
+    /// Every send WR makes a completion.
+    pub sq_sig_all: bool,
+}
+
+/// What `create_srq` takes.
+#[derive(Clone, Debug)]
+pub struct SrqInit {
+    /// Outstanding WRs.
+    pub max_wr: u32,
+    /// SGEs in a WR.
+    pub max_sge: u32,
+    /// Limit event threshold, 0 for none.
+    pub srq_limit: u32,
+    /// For XRC: its domain and its CQ.
+    pub xrc: Option<(Arc<dyn XrcDomain>, Arc<dyn CompletionQueue>)>,
+}
+
+/// Type of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MwType {
+    /// Bound by a verb; the device chooses the rkey.
+    Type1,
+    /// Bound by a WR; the consumer chooses the low 8 bits of the rkey; tied to a QP once bound (type 2B).
+    Type2,
+}
+
+/// A protection domain.
+pub trait ProtectionDomain: Send + Sync + Debug {
+    /// Number within the device.
+    fn pd_num(&self) -> u32;
+
+    /// Registers memory that the caller owns.
+    ///
+    /// # Safety
+    /// Peers and the device read and write the range until the region is gone; the caller must keep it mapped or accept
+    /// failed operations (never a signal), and must not hold Rust references to bytes that may be written.
+    #[allow(unsafe_code)]
+    unsafe fn reg_mr(
+        &self,
+        addr: *mut u8,
+        length: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Allocates zeroed memory and registers it; it lives as long as the region. The safe way.
+    fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Makes a memory window.
+    fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError>;
+
+    /// Makes a QP.
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn QueuePair>, VerbsError>;
+
+    /// Makes an SRQ.
+    fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError>;
+
+    /// Makes an address handle.
+    fn create_ah(&self, av: &AddressVector) -> Result<Arc<dyn AddressHandle>, VerbsError>;
+
+    /// Makes an address handle that answers a received datagram: `grh` is the first 40 bytes of its buffer.
+    fn create_ah_from_wc(
+        &self,
+        wc: &WorkCompletion,
+        grh: &[u8; 40],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>, VerbsError>;
+
+    /// Destroys it: `EBUSY` while objects use it.
+    fn destroy(&self) -> Result<(), VerbsError>;
+
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A memory region. Its bytes are shared with peers: they are copied in and out, never borrowed.
+pub trait MemoryRegion: Send + Sync + Debug {
+    /// Address of its first byte, as SGEs and peers name it (iova).
+    fn addr(&self) -> u64;
+    /// Bytes.
+    fn length(&self) -> usize;
+    /// Local key.
+    fn lkey(&self) -> LKey;
+    /// Remote key.
+    fn rkey(&self) -> RKey;
+    /// Copies bytes in. `EINVAL` outside the region, `EFAULT` if the memory is gone.
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError>;
+    /// Copies bytes out.
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError>;
+    /// Reads an aligned 8-byte word in one piece, with acquire ordering.
+    fn load_u64(&self, offset: usize) -> Result<u64, VerbsError>;
+    /// Writes an aligned 8-byte word in one piece, with release ordering.
+    fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError>;
+    /// Changes access, PD or range (`ibv_rereg_mr`); `None` keeps.
+    ///
+    /// # Safety
+    /// As [`ProtectionDomain::reg_mr`] for a new range.
+    #[allow(unsafe_code)]
+    unsafe fn rereg(
+        &self,
+        range: Option<(*mut u8, usize)>,
+        pd: Option<&Arc<dyn ProtectionDomain>>,
+        access: Option<AccessFlags>,
+    ) -> Result<(), VerbsError>;
+    /// Deregisters: when it returns, nothing touches the memory any more. `EBUSY` while windows are bound.
+    fn destroy(&self) -> Result<(), VerbsError>;
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A memory window.
+pub trait MemoryWindow: Send + Sync + Debug {
+    /// Its type.
+    fn mw_type(&self) -> MwType;
+    /// Its present rkey.
+    fn rkey(&self) -> RKey;
+    /// Deallocates.
+    fn destroy(&self) -> Result<(), VerbsError>;
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A shared receive queue.
+pub trait SharedReceiveQueue: Send + Sync + Debug {
+    /// Its number, for XRC.
+    fn srq_num(&self) -> Srqn;
+    /// Posts a chain of receive WRs.
+    fn post_recv(&self, chain: &[RecvWr<'_>]) -> Result<(), PostError>;
+    /// Changes size or arms the limit event.
+    fn modify(&self, max_wr: Option<u32>, srq_limit: Option<u32>) -> Result<(), VerbsError>;
+    /// max_wr, max_sge, srq_limit.
+    fn query(&self) -> Result<(u32, u32, u32), VerbsError>;
+    /// Destroys it: `EBUSY` while a QP uses it.
+    fn destroy(&self) -> Result<(), VerbsError>;
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// An address handle.
+pub trait AddressHandle: Send + Sync + Debug {
+    /// Where it leads.
+    fn address_vector(&self) -> AddressVector;
+    /// Destroys it.
+    fn destroy(&self) -> Result<(), VerbsError>;
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// An XRC domain.
+pub trait XrcDomain: Send + Sync + Debug {
+    /// Closes it: `EBUSY` while SRQs or QPs use it.
+    fn destroy(&self) -> Result<(), VerbsError>;
+    /// For a backend to find its own object.
+    fn as_any(&self) -> &dyn Any;
+}

@@ -1,0 +1,15 @@
+//! Bytes to meaning and back: the RoCEv2 headers, the opcode table, the ICRC, MADs, CM messages and capture files.
+//!
+//! This crate knows nothing of queue pairs or memory. It never panics and never reads past the bytes it was given,
+//! whatever they are. Clauses cited are those of the InfiniBand Architecture Specification, volume 1, release 1.5+;
+//! RoCEv2 is its annex A17.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod ids;
+pub mod opcode;
+pub mod packet;
+
+pub use ids::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};

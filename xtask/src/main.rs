@@ -1,0 +1,3 @@
+//! Every developer command. It starts binaries; it links no product crate.
+
+fn main() {}
