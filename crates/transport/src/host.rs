@@ -18,18 +18,52 @@ use crate::time::Time;
 #[allow(missing_docs)]
 pub enum WqeOp {
     Send,
-    SendWithImm { imm: u32 },
-    SendWithInv { invalidate_rkey: RKey },
-    Write { remote_addr: u64, rkey: RKey },
-    WriteWithImm { remote_addr: u64, rkey: RKey, imm: u32 },
-    Read { remote_addr: u64, rkey: RKey },
-    CompareSwap { remote_addr: u64, rkey: RKey, compare: u64, swap: u64 },
-    FetchAdd { remote_addr: u64, rkey: RKey, add: u64 },
-    LocalInv { rkey: RKey },
+    SendWithImm {
+        imm: u32,
+    },
+    SendWithInv {
+        invalidate_rkey: RKey,
+    },
+    Write {
+        remote_addr: u64,
+        rkey: RKey,
+    },
+    WriteWithImm {
+        remote_addr: u64,
+        rkey: RKey,
+        imm: u32,
+    },
+    Read {
+        remote_addr: u64,
+        rkey: RKey,
+    },
+    CompareSwap {
+        remote_addr: u64,
+        rkey: RKey,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        remote_addr: u64,
+        rkey: RKey,
+        add: u64,
+    },
+    LocalInv {
+        rkey: RKey,
+    },
     /// The host knows the rest by the WQE's index.
     BindMw,
-    Flush { remote_addr: u64, rkey: RKey, length: u32, placement: FlushPlacement, level: FlushLevel },
-    AtomicWrite { remote_addr: u64, rkey: RKey },
+    Flush {
+        remote_addr: u64,
+        rkey: RKey,
+        length: u32,
+        placement: FlushPlacement,
+        level: FlushLevel,
+    },
+    AtomicWrite {
+        remote_addr: u64,
+        rkey: RKey,
+    },
 }
 
 /// The fixed part of a send WQE. Its SGEs or inline bytes stay with the host and are named by `index`.
@@ -112,10 +146,17 @@ pub struct RemoteAccess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum AtomicOp {
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
+    CompareSwap {
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        add: u64,
+    },
     /// ATOMIC WRITE: one 8-byte store.
-    Write { value: u64 },
+    Write {
+        value: u64,
+    },
 }
 
 /// Which way a packet leaves.
@@ -144,7 +185,11 @@ pub struct Outgoing {
 pub enum Payload<'a> {
     None,
     /// `length` bytes of a send WQE's SGL or inline data, from `offset`.
-    Wqe { index: u32, offset: u32, length: u32 },
+    Wqe {
+        index: u32,
+        offset: u32,
+        length: u32,
+    },
     /// Memory of this side that the peer reads.
     Remote(RemoteAccess),
     Bytes(&'a [u8]),
@@ -239,6 +284,10 @@ pub trait Host {
     fn pkey(&self, port_num: u8, index: u16) -> Option<scalefabric_wire::PKey>;
     /// The GID at `index` of the port's table now; zero if removed.
     fn gid(&self, port_num: u8, index: u8) -> Gid;
+
+    /// The QP migrated: primary and alternate path have changed places. What the host remembers of
+    /// [`Path::Alternate`] is that of [`Path::Primary`] from now on, and the other way round.
+    fn paths_swapped(&mut self);
 
     /// Raises an asynchronous event of this QP.
     fn event(&mut self, event: EventType);

@@ -8,16 +8,21 @@
 
 extern crate alloc;
 
+pub mod admission;
 pub mod congestion;
+pub mod context;
 pub mod counter;
 pub mod host;
 pub mod queue_pair;
+pub mod responder;
 pub mod time;
 
+pub use admission::{Admitted, Receiver};
+pub use context::{Context, Fatal};
 pub use counter::{Counter, DropReason};
 pub use host::{
-    AccessFault, AtomicOp, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
-    WqeOp,
+    AccessFault, AtomicOp, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess,
+    SendWqe, WqeOp,
 };
 pub use queue_pair::{Config, Next, QueuePair};
 pub use time::Time;

@@ -1,10 +1,17 @@
 //! One queue pair's protocol: the face that `nic` and the tests see. It holds what requester, responder and completer
 //! share (type, number, state, attributes) and hands each call to the part that owns it.
 
-use scalefabric_verbs::{QpAttr, QpAttrMask, QpState, QpType, Qpn, VerbsError, WcStatus};
+use scalefabric_verbs::{
+    AccessFlags, AddressVector, MigState, Mtu, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn, VerbsError, WcStatus,
+};
+use scalefabric_wire::{Gid, Psn, QKey};
 
+use crate::admission::{self, Receiver};
 use crate::congestion::Congestion;
+use crate::context::{Context, Fatal};
+use crate::counter::{Counter, DropReason};
 use crate::host::{Host, Incoming};
+use crate::responder::Responder;
 use crate::time::Time;
 
 /// What a device decides for its QPs, beyond their attributes.
@@ -51,76 +58,166 @@ pub enum Next {
 /// A queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
-    qp_type: QpType,
-    qpn: Qpn,
-    state: QpState,
+    ctx: Context,
+    responder: Responder,
 }
+
+const NO_PATH: AddressVector = AddressVector {
+    dgid: Gid::ZERO,
+    sgid_index: 0,
+    hop_limit: 0,
+    traffic_class: 0,
+    flow_label: 0,
+    sl: 0,
+    static_rate: 0,
+    port_num: 0,
+};
+
+/// Attributes of a QP in RESET, as `query` shows them.
+const RESET_ATTR: QpAttr = QpAttr {
+    qp_state: QpState::Reset,
+    cur_qp_state: QpState::Reset,
+    path_mtu: Mtu::Mtu256,
+    path_mig_state: MigState::Migrated,
+    qkey: QKey(0),
+    rq_psn: Psn::new(0),
+    sq_psn: Psn::new(0),
+    dest_qp_num: Qpn::new(0),
+    qp_access_flags: AccessFlags::empty(),
+    cap: QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 },
+    ah_attr: NO_PATH,
+    alt_ah_attr: NO_PATH,
+    pkey_index: 0,
+    alt_pkey_index: 0,
+    en_sqd_async_notify: false,
+    sq_draining: false,
+    max_rd_atomic: 0,
+    max_dest_rd_atomic: 0,
+    min_rnr_timer: 0,
+    port_num: 0,
+    timeout: 0,
+    retry_cnt: 0,
+    rnr_retry: 0,
+    alt_port_num: 0,
+    alt_timeout: 0,
+    rate_limit: 0,
+};
 
 impl QueuePair {
     /// A QP in RESET.
-    pub fn new(qp_type: QpType, qpn: Qpn, _config: Config) -> Self {
-        Self { qp_type, qpn, state: QpState::Reset }
+    pub fn new(qp_type: QpType, qpn: Qpn, config: Config) -> Self {
+        Self {
+            ctx: Context { qp_type, qpn, state: QpState::Reset, attr: RESET_ATTR, config },
+            responder: Responder::new(),
+        }
     }
 
     /// Its number.
     pub fn qpn(&self) -> Qpn {
-        self.qpn
+        self.ctx.qpn
     }
 
     /// Its type.
     pub fn qp_type(&self) -> QpType {
-        self.qp_type
+        self.ctx.qp_type
     }
 
     /// Its state.
     pub fn state(&self) -> QpState {
-        self.state
+        self.ctx.state
     }
 
     /// Changes attributes and state by the table of `verbs::state`; all or nothing.
-    pub fn modify<H: Host>(&mut self, _host: &mut H, _attr: &QpAttr, _mask: QpAttrMask) -> Result<(), VerbsError> {
-        todo!()
+    pub fn modify<H: Host>(&mut self, _host: &mut H, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
+        if mask.contains(QpAttrMask::RQ_PSN) {
+            self.responder.start(attr.rq_psn);
+        }
+        if mask.contains(QpAttrMask::STATE) {
+            self.ctx.state = attr.qp_state;
+        }
+        Ok(())
     }
 
     /// All attributes as they are now (`cap` is the host's to fill).
     pub fn query(&self) -> QpAttr {
-        todo!()
+        let mut attr = self.ctx.attr;
+        attr.qp_state = self.ctx.state;
+        attr.cur_qp_state = self.ctx.state;
+        attr.rq_psn = self.responder.expected_psn();
+        attr
     }
 
     /// Sends at most `budget` packets: READ responses first, then requests.
-    pub fn transmit<H: Host>(&mut self, _host: &mut H, _budget: usize) -> Next {
-        todo!()
+    pub fn transmit<H: Host>(&mut self, host: &mut H, budget: usize) -> Next {
+        let mut budget = budget;
+        match self.responder.transmit(&self.ctx, host, &mut budget) {
+            Ok(next) => next,
+            Err(fatal) => {
+                self.enter_error(host, fatal);
+                Next::Ready
+            }
+        }
     }
 
     /// Takes a packet that was addressed to this QP.
-    pub fn receive<H: Host>(&mut self, _host: &mut H, _packet: &Incoming<'_>) {
-        todo!()
+    pub fn receive<H: Host>(&mut self, host: &mut H, packet: &Incoming<'_>) {
+        let Some(admitted) = admission::admit(&self.ctx, host, packet) else { return };
+        if packet.is_ce() && admitted.receiver != Receiver::Controller {
+            host.count(Counter::EcnMarked, 1);
+            self.responder.congestion_experienced(&self.ctx, host, &admitted);
+        }
+        let outcome = match admitted.receiver {
+            Receiver::Responder => self.responder.receive(&self.ctx, host, &admitted),
+            Receiver::Completer => {
+                host.drop_packet(DropReason::UnexpectedResponse);
+                Ok(())
+            }
+            Receiver::Controller => {
+                host.count(Counter::HandledCnps, 1);
+                Ok(())
+            }
+        };
+        if let Err(fatal) = outcome {
+            self.enter_error(host, fatal);
+        }
     }
 
     /// Ends a batch of received packets: sends the ACK that covers them all.
-    pub fn end_of_batch<H: Host>(&mut self, _host: &mut H) {
-        todo!()
+    pub fn end_of_batch<H: Host>(&mut self, host: &mut H) {
+        if let Err(fatal) = self.responder.end_of_batch(&self.ctx, host) {
+            self.enter_error(host, fatal);
+        }
     }
 
     /// The next time at which [`QueuePair::on_timer`] has something to do.
     pub fn deadline(&self) -> Option<Time> {
-        todo!()
+        self.responder.deadline()
     }
 
     /// Runs what is due: retransmission, RNR wait, give-up.
-    pub fn on_timer<H: Host>(&mut self, _host: &mut H) {
-        todo!()
+    pub fn on_timer<H: Host>(&mut self, host: &mut H) {
+        self.responder.on_timer(&self.ctx, host);
     }
 
     /// Goes to ERR from outside the protocol (CQ overrun, an injected fault): the oldest send WQE ends with `status`,
     /// everything else is flushed.
-    pub fn fail<H: Host>(&mut self, _host: &mut H, _status: WcStatus) {
-        todo!()
+    pub fn fail<H: Host>(&mut self, host: &mut H, _status: WcStatus) {
+        self.enter_error(host, Fatal { event: None });
     }
 
     /// In ERR: flushes what was posted since (each receive and send WQE ends with WR_FLUSH_ERR). The host calls it when
     /// something is posted to a QP in ERR.
-    pub fn flush<H: Host>(&mut self, _host: &mut H) {
-        todo!()
+    pub fn flush<H: Host>(&mut self, host: &mut H) {
+        if self.ctx.state == QpState::Err {
+            self.responder.flush(&self.ctx, host);
+        }
+    }
+
+    fn enter_error<H: Host>(&mut self, host: &mut H, fatal: Fatal) {
+        self.ctx.state = QpState::Err;
+        if let Some(event) = fatal.event {
+            host.event(event);
+        }
+        self.flush(host);
     }
 }
