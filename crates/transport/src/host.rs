@@ -140,6 +140,9 @@ pub struct RemoteAccess {
     pub length: u64,
     /// The right that is needed.
     pub access: AccessFlags,
+    /// XRC target only: the SRQ that the packet named. Its PD counts, since a target QP has none of its own (annex A14).
+    /// `None`: the QP's PD counts. With `Some`, a number that names no SRQ of the XRC domain is [`AccessFault::WrongPd`].
+    pub xrc_srqn: Option<Srqn>,
 }
 
 /// An atomic on 8 aligned bytes.
@@ -225,6 +228,8 @@ pub struct Incoming<'a> {
     pub traffic_class: u8,
     /// TTL or hop limit as received.
     pub hop_limit: u8,
+    /// IPv6 flow label, 20 bits; 0 over IPv4 or if the port cannot tell. A receiver of datagrams finds it in the GRH.
+    pub flow_label: u32,
 }
 
 impl Incoming<'_> {

@@ -16,6 +16,8 @@ pub struct Datagram<'a> {
     pub traffic_class: u8,
     /// TTL or hop limit; 64 if the port cannot tell.
     pub hop_limit: u8,
+    /// IPv6 flow label, 20 bits; 0 over IPv4 or if the port cannot tell.
+    pub flow_label: u32,
     /// IPv4 identification if known for sure, else the likeliest (its place in a super-packet). The ICRC covers it.
     pub ip_id: u16,
     /// The bytes.
