@@ -1,3 +1,65 @@
-//! Every developer command. It starts binaries; it links no product crate.
+//! Every developer command. It starts binaries; it links no product crate, so that it still works when they do not
+//! compile. Each command is one file; this file only parses the command line.
 
-fn main() {}
+mod arrows;
+mod bench;
+mod capabilities;
+mod check;
+mod fuzz;
+mod interop;
+mod invariants;
+mod links;
+mod machine;
+mod process;
+mod sim;
+mod source;
+mod test;
+mod totals;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Developer commands of scaleFabric.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Format, lints, arrows between crates, design invariants, documentation. Changes nothing.
+    Check(check::Options),
+    /// All tests, and one line of totals at the end.
+    Test(test::Options),
+    /// Seeded simulation of the shipped engine in virtual time. Example: cargo xtask sim --seed 42
+    Sim(sim::Options),
+    /// Speed, as ratios within one run. Example: cargo xtask bench --repeat 5
+    Bench(bench::Options),
+    /// Fuzz targets (needs a nightly toolchain and cargo-fuzz). Example: cargo xtask fuzz packet --seconds 60
+    Fuzz(fuzz::Options),
+    /// Writes docs/capabilities.md from the dialogues and tests. Example: cargo xtask capabilities
+    Capabilities(capabilities::Options),
+    /// Tests with real peers (Linux rxe in a virtual machine). Comes with a later issue.
+    Interop,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Check(options) => check::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Sim(options) => sim::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Capabilities(options) => capabilities::run(&options),
+        Command::Interop => interop::run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What the tests need of the machine beyond a Rust compiler: a few programs, and root for network namespaces. What is
+//! missing is installed if we are root on Debian or Ubuntu, else named, with what will be skipped.
+
+use crate::process;
+use std::process::{Command, Stdio};
+
+/// A program, the package that has it, and what is skipped without it.
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    skipped: &'static str,
+}
+
+const NEEDS: &[Need] = &[
+    Need { program: "ip", package: "iproute2", skipped: "tests between two network namespaces" },
+    Need { program: "tshark", package: "tshark", skipped: "re-reading our captures with tshark" },
+];
+
+/// Installs or names what is missing; gives a sentence for each kind of test that will be skipped.
+pub fn prepare(install: bool) -> Vec<String> {
+    let mut missing: Vec<&Need> = NEEDS.iter().filter(|need| !is_there(need.program)).collect();
+    if !missing.is_empty() && install && is_root() && is_there("apt-get") {
+        let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+        println!("    installing {}", packages.join(" "));
+        let apt = |arguments: &[&str]| {
+            let mut command = Command::new("apt-get");
+            command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+            process::run(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        };
+        let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
+        arguments.extend(&packages);
+        if let Err(message) = apt(&["update", "-qq"]).and_then(|()| apt(&arguments)) {
+            println!("    {message}");
+        }
+        missing.retain(|need| !is_there(need.program));
+    }
+    let mut skipped: Vec<String> = missing
+        .iter()
+        .map(|need| format!("{}: `{}` is missing; install the package {}", need.skipped, need.program, need.package))
+        .collect();
+    if !is_root() {
+        skipped.push("tests between two network namespaces: they need root".to_owned());
+    }
+    skipped
+}
+
+fn is_there(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/sbin".into(), "/usr/sbin".into()]);
+    folders.into_iter().any(|folder| folder.join(program).is_file())
+}
+
+fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}
