@@ -4,4 +4,6 @@
 //! [`engine::Engine::turn`] makes no system call: ports and clock are handed in, so the simulator and the tests run the
 //! engine that ships. Raw access to registered memory lives in `memory/` and nowhere else.
 
+pub mod clock;
 pub mod port;
+pub mod worker;

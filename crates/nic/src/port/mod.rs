@@ -3,6 +3,15 @@
 
 use std::net::IpAddr;
 
+use scalefabric_transport::DropReason;
+
+pub mod capture;
+pub mod faults;
+pub mod udp;
+
+/// Bytes of a train, at most: what one GSO send takes over IPv4 and over IPv6, with room to spare.
+pub const MAX_TRAIN_BYTES: usize = 65_000;
+
 /// A received UDP payload, BTH to ICRC, with what its headers said.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
@@ -42,7 +51,7 @@ pub struct Train<'a> {
     pub flow_label: u32,
     /// Bytes of each datagram but the last.
     pub segment: usize,
-    /// All datagrams, one after the other. Datagram *i* carries IPv4 identification *i* (D4).
+    /// All datagrams, one after the other, at most [`MAX_TRAIN_BYTES`]. Datagram *i* carries IPv4 identification *i* (D4).
     pub bytes: &'a [u8],
 }
 
@@ -63,13 +72,21 @@ pub trait Port: Send {
     /// Sends a train. Never blocks.
     fn send(&mut self, train: &Train<'_>) -> Sent;
 
+    /// Called at the start of each turn, before anything else: the time, in ns of the engine's clock. Ports that delay
+    /// packets or stamp them need it; no port reads a clock itself.
+    fn set_time(&mut self, _now_ns: u64) {}
+
+    /// Tells what this port has dropped since the last call, by reason. The engine adds it to its counters each turn.
+    fn take_drops(&mut self, _sink: &mut dyn FnMut(DropReason, u64)) {}
+
     /// Called at the end of each turn: what was held back leaves now.
     fn flush(&mut self) {}
 
     /// The source UDP port for a flow (0xC000 to 0xFFFF), one of those that the port can send from.
     fn source_port(&self, src: IpAddr, flow: u32) -> u16;
 
-    /// Datagrams in one train, at most; 1 if there are no trains.
+    /// Datagrams in one train, at most; 1 if there are no trains. May fall to 1 for good while running (a path that
+    /// refuses GSO): ask each time.
     fn max_train(&self) -> usize {
         64
     }
@@ -87,5 +104,38 @@ pub trait Port: Send {
     /// Leaves a multicast group.
     fn leave(&mut self, _group: IpAddr) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+impl<P: Port + ?Sized> Port for Box<P> {
+    fn receive(&mut self, max: usize, sink: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        (**self).receive(max, sink)
+    }
+    fn send(&mut self, train: &Train<'_>) -> Sent {
+        (**self).send(train)
+    }
+    fn set_time(&mut self, now_ns: u64) {
+        (**self).set_time(now_ns);
+    }
+    fn take_drops(&mut self, sink: &mut dyn FnMut(DropReason, u64)) {
+        (**self).take_drops(sink);
+    }
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+    fn source_port(&self, src: IpAddr, flow: u32) -> u16 {
+        (**self).source_port(src, flow)
+    }
+    fn max_train(&self) -> usize {
+        (**self).max_train()
+    }
+    fn deadline(&self) -> Option<u64> {
+        (**self).deadline()
+    }
+    fn join(&mut self, group: IpAddr) -> std::io::Result<()> {
+        (**self).join(group)
+    }
+    fn leave(&mut self, group: IpAddr) -> std::io::Result<()> {
+        (**self).leave(group)
     }
 }

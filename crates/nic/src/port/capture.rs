@@ -1,0 +1,1 @@
+//! A port around a port that writes what passes to a pcapng file.
