@@ -15,6 +15,8 @@ pub mod counter;
 pub mod host;
 pub mod queue_pair;
 pub mod responder;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod time;
 
 pub use admission::{Admitted, Receiver};
