@@ -5,5 +5,13 @@
 //! engine that ships. Raw access to registered memory lives in `memory/` and nowhere else.
 
 pub mod clock;
+pub mod config;
+pub mod counters;
 pub mod port;
+pub mod schedule;
+pub mod tables;
 pub mod worker;
+
+pub use config::{Budget, NicConfig, PortConfig};
+pub use counters::{CounterBlock, CountersHandle, PortCounters};
+pub use tables::PortChange;

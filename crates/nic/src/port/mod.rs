@@ -7,6 +7,7 @@ use scalefabric_transport::DropReason;
 
 pub mod capture;
 pub mod faults;
+pub mod memory;
 pub mod udp;
 
 /// Bytes of a train, at most: what one GSO send takes over IPv4 and over IPv6, with room to spare.

@@ -1,0 +1,174 @@
+//! What a NIC is told when it is made: identity, limits, ports and the knobs of its engine. Plain data; nothing here acts.
+//!
+//! Limits are those that `query_device` reports, and the objects enforce exactly them.
+
+use scalefabric_transport as transport;
+use scalefabric_verbs::{AtomicCap, DeviceAttr, DeviceInfo, Gid, Mtu, PKey, PortState};
+
+/// One port.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// Name of the network interface.
+    pub interface: String,
+    /// Its index; 0 if there is none (a simulated wire).
+    pub ifindex: u32,
+    /// GIDs from index 0 on; [`Gid::ZERO`] leaves a slot empty. More come and go by `PortChange`.
+    pub gids: Vec<Gid>,
+    /// Slots of the GID table. Default 128, at most 256. Too few: further addresses get no index (logged by `io`).
+    pub gid_table_len: u32,
+    /// P_Keys. Default one: 0xFFFF. Length is the table's length.
+    pub pkeys: Vec<PKey>,
+    /// The largest path MTU that fits the interface. Default 4096.
+    pub active_mtu: Mtu,
+    /// State at the start. Default ACTIVE.
+    pub state: PortState,
+    /// Mb/s as the interface tells, 0 if it does not.
+    pub speed_mbps: u32,
+}
+
+impl PortConfig {
+    /// An active port of 4096-byte MTU with these GIDs.
+    pub fn new(interface: impl Into<String>, gids: Vec<Gid>) -> Self {
+        Self {
+            interface: interface.into(),
+            ifindex: 0,
+            gids,
+            gid_table_len: 128,
+            pkeys: vec![PKey::DEFAULT],
+            active_mtu: Mtu::Mtu4096,
+            state: PortState::Active,
+            speed_mbps: 0,
+        }
+    }
+}
+
+/// How much the engine does in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Datagrams taken from each port in a turn. Default 256. Small: more turns for the same work; large: ACKs wait.
+    pub receive: usize,
+    /// Packets that one QP sends before the next one has its chance. Default 128, so that a whole train fits.
+    pub transmit_per_qp: usize,
+    /// QPs served in a turn. Default 64.
+    pub qps: usize,
+}
+
+impl Budget {
+    /// What a turn has when it runs inside `post_send`: enough for what was just posted, not enough to keep the caller.
+    pub const INLINE: Self = Self { receive: 64, transmit_per_qp: 128, qps: 4 };
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { receive: 256, transmit_per_qp: 128, qps: 64 }
+    }
+}
+
+/// A NIC.
+#[derive(Clone, Debug)]
+pub struct NicConfig {
+    /// Name, GUID and interfaces.
+    pub device: DeviceInfo,
+    /// Limits and identity; `phys_port_cnt` is set from `ports`.
+    pub attr: DeviceAttr,
+    /// Ports, the first is port 1.
+    pub ports: Vec<PortConfig>,
+    /// The process's slot: the upper 8 bits of its QPNs. 1 to 254; default 1.
+    pub slot: u8,
+    /// The transport's knobs.
+    pub transport: transport::Config,
+    /// Whether an IPv4 identification that was not predicted is solved for when the ICRC is checked. Default true: rxe and
+    /// hardware send IDs that a UDP socket does not show. False: their packets are dropped as `BadIcrc`.
+    pub solve_ip_ids: bool,
+    /// Bytes that wait for a blocked port, at most. Default 256 KiB a port; at least one train is held.
+    pub staged_bytes: usize,
+    /// Budget of a turn.
+    pub budget: Budget,
+    /// Seed for the first QP index, so that a new process does not reuse the numbers of the last one. Default 0.
+    pub seed: u64,
+}
+
+impl NicConfig {
+    /// A device with default limits.
+    pub fn new(name: impl Into<String>, ports: Vec<PortConfig>) -> Self {
+        let name = name.into();
+        let interfaces = ports.iter().map(|p| p.interface.clone()).collect();
+        // Locally administered EUI-64 from the name: stable, and different for each device of a host.
+        let guid = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let guid = (guid & 0x00ff_ffff_ffff_ffff) | 0x0200_0000_0000_0000;
+        Self {
+            attr: default_attr(guid, ports.len() as u8),
+            device: DeviceInfo { name, node_guid: guid, index: 0, interfaces },
+            ports,
+            slot: 1,
+            transport: transport::Config::default(),
+            solve_ip_ids: true,
+            staged_bytes: 256 << 10,
+            budget: Budget::default(),
+            seed: 0,
+        }
+    }
+}
+
+/// The limits of a device that nobody configured. Large and truthful: queues grow with use, not with these numbers.
+pub fn default_attr(guid: u64, ports: u8) -> DeviceAttr {
+    DeviceAttr {
+        fw_ver: env!("CARGO_PKG_VERSION").into(),
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: 1 << 47,
+        page_size_cap: 0xffff_f000,
+        // The vendor part is chosen so that no client takes us for hardware whose private interface it knows.
+        vendor_id: 0x00ff_ffff,
+        vendor_part_id: 4096,
+        hw_ver: 1,
+        max_qp: 32_768,
+        max_qp_wr: 32_768,
+        // RESIZE_MAX_WR is not claimed; the bits are BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG, CURR_QP_STATE_MOD,
+        // PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, UD_AV_PORT_ENFORCE, MEM_WINDOW, XRC, MEM_MGT_EXTENSIONS,
+        // MEM_WINDOW_TYPE_2B.
+        device_cap_flags: (1 << 1)
+            | (1 << 2)
+            | (1 << 4)
+            | (1 << 6)
+            | (1 << 8)
+            | (1 << 10)
+            | (1 << 12)
+            | (1 << 13)
+            | (1 << 17)
+            | (1 << 20)
+            | (1 << 21)
+            | (1 << 24),
+        max_sge: 32,
+        max_sge_rd: 32,
+        max_cq: 65_536,
+        max_cqe: 1 << 20,
+        max_mr: 1 << 20,
+        max_pd: 65_536,
+        max_qp_rd_atom: 128,
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: 128 * 32_768,
+        max_qp_init_rd_atom: 128,
+        max_ee_init_rd_atom: 0,
+        atomic_cap: AtomicCap::Glob,
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 1 << 20,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 8_192,
+        max_mcast_qp_attach: 256,
+        max_total_mcast_qp_attach: 8_192 * 256,
+        max_ah: 1 << 20,
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: 32_768,
+        max_srq_wr: 1 << 18,
+        max_srq_sge: 32,
+        max_pkeys: 128,
+        local_ca_ack_delay: 15,
+        phys_port_cnt: ports,
+        max_inline_data: 1024,
+        num_comp_vectors: 8,
+    }
+}

@@ -1,0 +1,143 @@
+//! Counters of a port: one block of 64-bit numbers that may live in the shared device segment, and the batch in which the
+//! engine collects a turn's counts.
+//!
+//! The engine counts into plain integers under its lock and adds them to the block once a turn: an atomic per packet
+//! would cost more than parsing it. Nothing here allocates after the start.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use scalefabric_transport::{Counter, DropReason};
+
+/// Number of counters.
+pub const COUNTERS: usize = Counter::ALL.len();
+/// Number of drop reasons.
+pub const DROPS: usize = DropReason::ALL.len();
+
+/// The numbers of one port. The layout is that of the device segment: counters, then drops, each a `u64`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct PortCounters {
+    counters: [AtomicU64; COUNTERS],
+    drops: [AtomicU64; DROPS],
+}
+
+impl Default for PortCounters {
+    fn default() -> Self {
+        Self { counters: [const { AtomicU64::new(0) }; COUNTERS], drops: [const { AtomicU64::new(0) }; DROPS] }
+    }
+}
+
+impl PortCounters {
+    /// Value of a counter.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// Packets dropped for a reason.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// Packets dropped for any reason.
+    pub fn all_drops(&self) -> u64 {
+        self.drops.iter().map(|d| d.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Adds `n` to a counter.
+    pub fn add(&self, counter: Counter, n: u64) {
+        self.counters[counter as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Adds `n` dropped packets.
+    pub fn add_drops(&self, reason: DropReason, n: u64) {
+        self.drops[reason as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Name and value of everything, counters first, in the order of their tables.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counters = Counter::ALL.iter().map(|&c| (c.label(), self.counter(c)));
+        counters.chain(DropReason::ALL.iter().map(|&d| (d.label(), self.drops(d))))
+    }
+}
+
+/// Something that holds a port's block: the block itself, or a mapping of the device segment.
+pub trait CounterBlock: Send + Sync {
+    /// The block.
+    fn block(&self) -> &PortCounters;
+}
+
+impl CounterBlock for PortCounters {
+    fn block(&self) -> &PortCounters {
+        self
+    }
+}
+
+/// A shared handle to a port's block.
+pub type CountersHandle = Arc<dyn CounterBlock>;
+
+/// What was counted in this turn and is not yet in the block.
+#[derive(Debug)]
+pub struct Batch {
+    counters: [u64; COUNTERS],
+    drops: [u64; DROPS],
+    dirty: bool,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { counters: [0; COUNTERS], drops: [0; DROPS], dirty: false }
+    }
+}
+
+impl Batch {
+    /// Counts `n` more.
+    #[inline]
+    pub fn count(&mut self, counter: Counter, n: u64) {
+        self.counters[counter as usize] += n;
+        self.dirty = true;
+    }
+
+    /// Counts a dropped packet.
+    #[inline]
+    pub fn drop_packet(&mut self, reason: DropReason) {
+        self.drops[reason as usize] += 1;
+        self.dirty = true;
+    }
+
+    /// Moves everything into the block.
+    pub fn flush(&mut self, block: &PortCounters) {
+        if !self.dirty {
+            return;
+        }
+        self.dirty = false;
+        for (value, counter) in self.counters.iter_mut().zip(&block.counters) {
+            if *value != 0 {
+                counter.fetch_add(core::mem::take(value), Ordering::Relaxed);
+            }
+        }
+        for (value, counter) in self.drops.iter_mut().zip(&block.drops) {
+            if *value != 0 {
+                counter.fetch_add(core::mem::take(value), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_reaches_the_block_once() {
+        let block = PortCounters::default();
+        let mut batch = Batch::default();
+        batch.count(Counter::SentPackets, 3);
+        batch.drop_packet(DropReason::BadIcrc);
+        assert_eq!(block.counter(Counter::SentPackets), 0);
+        batch.flush(&block);
+        batch.flush(&block);
+        assert_eq!((block.counter(Counter::SentPackets), block.drops(DropReason::BadIcrc)), (3, 1));
+        assert_eq!(block.all_drops(), 1);
+    }
+}
