@@ -174,7 +174,10 @@ impl Tables {
     /// A port, from 1, or the error that a verb gives.
     pub fn port_or_err(&self, port_num: u8) -> Result<&PortTable, VerbsError> {
         self.port(port_num).ok_or_else(|| {
-            VerbsError::invalid(format!("port {port_num} does not exist: this device has ports 1 to {}", self.ports.len()))
+            VerbsError::invalid(format!(
+                "port {port_num} does not exist: this device has ports 1 to {}",
+                self.ports.len()
+            ))
         })
     }
 
@@ -209,7 +212,9 @@ impl Tables {
             PortChange::SetPKey { index, pkey } => {
                 let len = port.pkeys.len();
                 let slot = port.pkeys.get_mut(usize::from(index)).ok_or_else(|| {
-                    VerbsError::invalid(format!("P_Key index {index} is beyond the table of port {port_num} ({len} entries)"))
+                    VerbsError::invalid(format!(
+                        "P_Key index {index} is beyond the table of port {port_num} ({len} entries)"
+                    ))
                 })?;
                 (*slot != pkey).then(|| {
                     *slot = pkey;
@@ -268,7 +273,10 @@ impl PortTable {
                 if !free(slot) {
                     return Err(VerbsError::misuse(
                         Errno::EBUSY,
-                        format!("GID index {index} holds {} or is still referred to by {} objects", slot.gid, slot.users),
+                        format!(
+                            "GID index {index} holds {} or is still referred to by {} objects",
+                            slot.gid, slot.users
+                        ),
                     ));
                 }
                 usize::from(index)
@@ -276,7 +284,10 @@ impl PortTable {
             None => self.gids.iter().position(free).ok_or_else(|| {
                 VerbsError::environment(
                     Errno::ENOSPC,
-                    format!("the GID table is full ({} entries): {gid} gets no index; remove addresses", self.gids.len()),
+                    format!(
+                        "the GID table is full ({} entries): {gid} gets no index; remove addresses",
+                        self.gids.len()
+                    ),
                 )
             })?,
         };
