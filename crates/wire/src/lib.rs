@@ -7,9 +7,31 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod field;
+#[cfg(test)]
+mod header_tests;
 
 pub mod ids;
+pub mod invalid;
 pub mod opcode;
+
+pub mod aeth;
+pub mod atomic_ack_eth;
+pub mod atomic_eth;
+pub mod bth;
+pub mod cnp;
+pub mod deth;
+pub mod feth;
+pub mod ieth;
+pub mod imm_dt;
+pub mod reth;
+pub mod xrceth;
+
+pub mod icrc;
 pub mod packet;
 
 pub use ids::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
+pub use invalid::{CannotEmit, InvalidPacket};
