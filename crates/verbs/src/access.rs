@@ -1,6 +1,11 @@
 //! What a memory region, a memory window or a QP allows.
 
+use alloc::format;
+use alloc::string::String;
+
 use bitflags::bitflags;
+
+use crate::error::VerbsError;
 
 bitflags! {
     /// Access rights, bit for bit `enum ibv_access_flags`.
@@ -40,4 +45,86 @@ impl AccessFlags {
         .union(Self::REMOTE_ATOMIC)
         .union(Self::FLUSH_GLOBAL)
         .union(Self::FLUSH_PERSISTENT);
+
+    /// Flags from C. Bits of [`AccessFlags::OPTIONAL_RANGE`] that this contract does not know are dropped, as a backend may
+    /// ignore them; any other unknown bit asks for something that would not be done, and is refused with `EINVAL`.
+    pub fn from_raw(raw: u32) -> Result<Self, VerbsError> {
+        let unknown = raw & !Self::all().bits() & !Self::OPTIONAL_RANGE;
+        if unknown != 0 {
+            return Err(VerbsError::invalid(format!(
+                "access flags {raw:#x} have unknown bits {unknown:#x} outside the optional range {:#x}: clear them",
+                Self::OPTIONAL_RANGE
+            )));
+        }
+        Ok(Self::from_bits_truncate(raw))
+    }
+
+    /// Checks flags for `reg_mr` and `rereg` (clause 10.6.3.1): a peer can only be allowed to change what the region
+    /// itself may be written to, so REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE.
+    ///
+    /// ```
+    /// use scalefabric_verbs::AccessFlags;
+    ///
+    /// assert!(AccessFlags::REMOTE_WRITE.check_mr().is_err());
+    /// assert!((AccessFlags::REMOTE_WRITE | AccessFlags::LOCAL_WRITE).check_mr().is_ok());
+    /// assert!(AccessFlags::REMOTE_READ.check_mr().is_ok());
+    /// ```
+    pub fn check_mr(self) -> Result<(), VerbsError> {
+        Self::from_raw(self.bits())?;
+        let writing = self & (Self::REMOTE_WRITE | Self::REMOTE_ATOMIC);
+        if !writing.is_empty() && !self.contains(Self::LOCAL_WRITE) {
+            return Err(VerbsError::invalid(format!(
+                "access {} needs LOCAL_WRITE: add it, or drop the remote right",
+                names(writing)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks flags of a memory window's bind: remote rights and ZERO_BASED only (clause 10.6.7). The region behind it
+    /// must have MW_BIND, and LOCAL_WRITE if the window grants REMOTE_WRITE or REMOTE_ATOMIC; that is for the one who
+    /// knows the region.
+    pub fn check_mw(self) -> Result<(), VerbsError> {
+        let wrong = self.difference(Self::REMOTE | Self::ZERO_BASED | Self::RELAXED_ORDERING);
+        if !wrong.is_empty() {
+            return Err(VerbsError::invalid(format!(
+                "{} mean nothing to a memory window: only remote rights and ZERO_BASED do",
+                names(wrong)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks `qp_access_flags`: what the peer may do. LOCAL_WRITE is accepted and says nothing (receives always write);
+    /// MW_BIND says that windows may be bound through the QP in some old drivers and is accepted, too.
+    pub fn check_qp(self) -> Result<(), VerbsError> {
+        let wrong = self
+            .difference(Self::REMOTE | Self::LOCAL_WRITE | Self::MW_BIND | Self::RELAXED_ORDERING);
+        if !wrong.is_empty() {
+            return Err(VerbsError::invalid(format!(
+                "qp_access_flags {} mean nothing to a QP: only remote rights do",
+                names(wrong)
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Names of the flags, joined.
+fn names(flags: AccessFlags) -> String {
+    let mut text = String::new();
+    for (name, _) in flags.iter_names() {
+        if !text.is_empty() {
+            text += " | ";
+        }
+        text += name;
+    }
+    let unknown = flags.difference(AccessFlags::all());
+    if !unknown.is_empty() {
+        if !text.is_empty() {
+            text += " | ";
+        }
+        text += &format!("{:#x}", unknown.bits());
+    }
+    text
 }

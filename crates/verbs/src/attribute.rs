@@ -10,29 +10,50 @@ use crate::state::{QpState, QpType};
 bitflags! {
     /// Which fields of [`QpAttr`] are meant, bit for bit `enum ibv_qp_attr_mask`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    #[allow(missing_docs)]
     pub struct QpAttrMask: u32 {
+        /// `qp_state`: go to this state. Without it attributes change and the state stays.
         const STATE = 1;
+        /// `cur_qp_state`: fail unless the QP is in this state.
         const CUR_STATE = 1 << 1;
+        /// `en_sqd_async_notify`.
         const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// `qp_access_flags`.
         const ACCESS_FLAGS = 1 << 3;
+        /// `pkey_index`.
         const PKEY_INDEX = 1 << 4;
+        /// `port_num`.
         const PORT = 1 << 5;
+        /// `qkey`.
         const QKEY = 1 << 6;
+        /// `ah_attr`, the primary path.
         const AV = 1 << 7;
+        /// `path_mtu`.
         const PATH_MTU = 1 << 8;
+        /// `timeout`.
         const TIMEOUT = 1 << 9;
+        /// `retry_cnt`.
         const RETRY_CNT = 1 << 10;
+        /// `rnr_retry`.
         const RNR_RETRY = 1 << 11;
+        /// `rq_psn`.
         const RQ_PSN = 1 << 12;
+        /// `max_rd_atomic`.
         const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// `alt_ah_attr`, `alt_pkey_index`, `alt_port_num` and `alt_timeout` together: the alternate path.
         const ALT_PATH = 1 << 14;
+        /// `min_rnr_timer`.
         const MIN_RNR_TIMER = 1 << 15;
+        /// `sq_psn`.
         const SQ_PSN = 1 << 16;
+        /// `max_dest_rd_atomic`.
         const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// `path_mig_state`.
         const PATH_MIG_STATE = 1 << 18;
+        /// `cap`. Refused by `modify`: queue sizes are fixed when the QP is made.
         const CAP = 1 << 19;
+        /// `dest_qp_num`.
         const DEST_QPN = 1 << 20;
+        /// `rate_limit`. For raw packet QPs, which this contract does not have.
         const RATE_LIMIT = 1 << 25;
     }
 }
@@ -50,20 +71,74 @@ pub enum Mtu {
 }
 
 impl Mtu {
+    /// All, from the smallest.
+    pub const ALL: [Self; 5] = [
+        Self::Mtu256,
+        Self::Mtu512,
+        Self::Mtu1024,
+        Self::Mtu2048,
+        Self::Mtu4096,
+    ];
+
+    /// The MTU of a number of `enum ibv_mtu`, 1 to 5.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        if raw >= 1 && raw <= 5 {
+            Some(Self::ALL[raw as usize - 1])
+        } else {
+            None
+        }
+    }
+
+    /// The MTU of exactly so many bytes.
+    pub const fn from_bytes(bytes: u32) -> Option<Self> {
+        match bytes {
+            256 => Some(Self::Mtu256),
+            512 => Some(Self::Mtu512),
+            1024 => Some(Self::Mtu1024),
+            2048 => Some(Self::Mtu2048),
+            4096 => Some(Self::Mtu4096),
+            _ => None,
+        }
+    }
+
     /// Bytes of payload: 256 to 4096.
     pub const fn bytes(self) -> u32 {
         128 << (self as u32)
     }
 }
 
-/// Path migration state (clause 10.4). Values are those of `enum ibv_mig_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Path migration state (clause 10.4, 17.2.8). Values are those of `enum ibv_mig_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
-#[allow(missing_docs)]
 pub enum MigState {
+    /// Nothing is armed: the state after RESET, and after a migration.
+    #[default]
     Migrated = 0,
+    /// This side has loaded an alternate path and waits for its peer to do the same.
     Rearm = 1,
+    /// Both sides are ready: either may migrate. Only the channel itself sets it.
     Armed = 2,
+}
+
+impl MigState {
+    /// The state of a number of `enum ibv_mig_state`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            0 => Some(Self::Migrated),
+            1 => Some(Self::Rearm),
+            2 => Some(Self::Armed),
+            _ => None,
+        }
+    }
+
+    /// Name as libibverbs spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Migrated => "MIGRATED",
+            Self::Rearm => "REARM",
+            Self::Armed => "ARMED",
+        }
+    }
 }
 
 /// Address vector: where packets go and what their IP header says (`ibv_ah_attr` with its GRH, always global in RoCE).
@@ -171,16 +246,111 @@ pub struct QpInitInfo {
 }
 
 /// State of a port. Values are those of `enum ibv_port_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
-#[allow(missing_docs)]
 pub enum PortState {
+    /// No state change: a value of requests, never of a port.
     Nop = 0,
+    /// No link.
+    #[default]
     Down = 1,
+    /// Link, no subnet manager yet (InfiniBand).
     Init = 2,
+    /// Configured, not active yet (InfiniBand).
     Armed = 3,
+    /// Packets pass.
     Active = 4,
+    /// Active, link lost for a moment (InfiniBand).
     ActiveDefer = 5,
+}
+
+impl PortState {
+    /// The state of a number of `enum ibv_port_state`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Nop,
+            1 => Self::Down,
+            2 => Self::Init,
+            3 => Self::Armed,
+            4 => Self::Active,
+            5 => Self::ActiveDefer,
+            _ => return None,
+        })
+    }
+
+    /// Text of `ibv_port_state_str`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nop => "no state change (NOP)",
+            Self::Down => "down",
+            Self::Init => "init",
+            Self::Armed => "armed",
+            Self::Active => "active",
+            Self::ActiveDefer => "active defer",
+        }
+    }
+}
+
+/// Kind of a node. Values are those of `enum ibv_node_type`; a RoCE NIC is a channel adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum NodeType {
+    /// Unknown kind.
+    Unknown = -1,
+    /// Channel adapter: InfiniBand and RoCE NICs.
+    Ca = 1,
+    /// InfiniBand switch.
+    Switch = 2,
+    /// InfiniBand router.
+    Router = 3,
+    /// iWARP NIC.
+    Rnic = 4,
+    /// Cisco usNIC.
+    Usnic = 5,
+    /// Cisco usNIC over UDP.
+    UsnicUdp = 6,
+    /// Not one of these (EFA).
+    Unspecified = 7,
+}
+
+impl NodeType {
+    /// Text of `ibv_node_type_str`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Ca => "InfiniBand channel adapter",
+            Self::Switch => "InfiniBand switch",
+            Self::Router => "InfiniBand router",
+            Self::Rnic => "iWARP NIC",
+            Self::Usnic => "usNIC",
+            Self::UsnicUdp => "usNIC UDP",
+            Self::Unspecified => "unspecified",
+        }
+    }
+}
+
+/// Text of a physical port state as `ibv_devinfo` prints it: 3 is disabled, 5 is link up.
+pub const fn phys_state_str(phys_state: u8) -> &'static str {
+    match phys_state {
+        1 => "SLEEP",
+        2 => "POLLING",
+        3 => "DISABLED",
+        4 => "PORT_CONFIGURATION TRAINNING",
+        5 => "LINK_UP",
+        6 => "LINK_ERROR_RECOVERY",
+        7 => "PHY TEST",
+        _ => "invalid physical state",
+    }
+}
+
+/// Text of a link layer as `ibv_devinfo` prints it: 0 is unspecified, 1 InfiniBand, 2 Ethernet.
+pub const fn link_layer_str(link_layer: u8) -> &'static str {
+    match link_layer {
+        0 => "Unspecified",
+        1 => "InfiniBand",
+        2 => "Ethernet",
+        _ => "Unknown",
+    }
 }
 
 /// `ibv_port_attr`.
@@ -215,11 +385,23 @@ pub struct PortAttr {
 
 /// Type of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub enum GidType {
+    /// InfiniBand.
     Ib = 0,
+    /// RoCE over Ethernet frames (not spoken here).
     RoceV1 = 1,
+    /// RoCE over UDP.
     RoceV2 = 2,
+}
+
+impl GidType {
+    /// Text as in sysfs' `gid_attrs/types`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ib | Self::RoceV1 => "IB/RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        }
+    }
 }
 
 /// One entry of a GID table (`ibv_gid_entry`).
@@ -240,17 +422,62 @@ pub struct GidEntry {
 }
 
 /// Atomicity of atomics. Values are those of `enum ibv_atomic_cap`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
-#[allow(missing_docs)]
 pub enum AtomicCap {
+    /// No atomics.
+    #[default]
     None = 0,
+    /// Atomic among the QPs of one device.
     Hca = 1,
+    /// Atomic with every other access to the memory, the processor's included.
     Glob = 2,
 }
 
-/// `ibv_device_attr` with the parts of `ibv_device_attr_ex` that have a meaning here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl AtomicCap {
+    /// Name as `ibv_devinfo` prints it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "ATOMIC_NONE",
+            Self::Hca => "ATOMIC_HCA",
+            Self::Glob => "ATOMIC_GLOB",
+        }
+    }
+}
+
+impl Default for PortAttr {
+    /// A RoCE port that is down: link layer Ethernet, MTU 1024, one P_Key, no GIDs.
+    fn default() -> Self {
+        Self {
+            state: PortState::Down,
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::Mtu1024,
+            gid_tbl_len: 0,
+            port_cap_flags: 0,
+            max_msg_sz: 1 << 31,
+            bad_pkey_cntr: 0,
+            qkey_viol_cntr: 0,
+            pkey_tbl_len: 1,
+            lid: 0,
+            sm_lid: 0,
+            lmc: 0,
+            max_vl_num: 1,
+            sm_sl: 0,
+            subnet_timeout: 0,
+            init_type_reply: 0,
+            active_width: 1,
+            active_speed: 1,
+            phys_state: 3,
+            link_layer: 2,
+            port_cap_flags2: 0,
+            active_speed_ex: 0,
+        }
+    }
+}
+
+/// `ibv_device_attr` with the parts of `ibv_device_attr_ex` that have a meaning here. The default has all limits 0 and no
+/// atomics: a backend says what it has, and what it does not mention it does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
 pub struct DeviceAttr {
     pub fw_ver: String,

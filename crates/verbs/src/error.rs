@@ -1,6 +1,7 @@
 //! Errors of the verbs. Each carries the `errno` that libibverbs would give, and a sentence that says what was wrong,
 //! with its value, and what to do. A failed completion is not an error of this kind: it is protocol.
 
+use alloc::format;
 use alloc::string::String;
 use core::fmt;
 
@@ -30,6 +31,45 @@ pub enum Errno {
     ETIMEDOUT = 110,
 }
 
+impl Errno {
+    /// The Linux number, as C functions return it.
+    pub const fn to_raw(self) -> i32 {
+        self as i32
+    }
+
+    /// The errno of a Linux number, if it is one that verbs use.
+    pub const fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            1 => Self::EPERM,
+            2 => Self::ENOENT,
+            5 => Self::EIO,
+            6 => Self::ENXIO,
+            11 => Self::EAGAIN,
+            12 => Self::ENOMEM,
+            13 => Self::EACCES,
+            14 => Self::EFAULT,
+            16 => Self::EBUSY,
+            17 => Self::EEXIST,
+            19 => Self::ENODEV,
+            22 => Self::EINVAL,
+            28 => Self::ENOSPC,
+            93 => Self::EPROTONOSUPPORT,
+            95 => Self::EOPNOTSUPP,
+            98 => Self::EADDRINUSE,
+            99 => Self::EADDRNOTAVAIL,
+            100 => Self::ENETDOWN,
+            110 => Self::ETIMEDOUT,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
 /// Who must act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blame {
@@ -55,7 +95,11 @@ pub struct VerbsError {
 impl VerbsError {
     /// A call that is wrong.
     pub fn misuse(errno: Errno, message: impl Into<String>) -> Self {
-        Self { errno, blame: Blame::ApiMisuse, message: message.into() }
+        Self {
+            errno,
+            blame: Blame::ApiMisuse,
+            message: message.into(),
+        }
     }
 
     /// `EINVAL` with a reason.
@@ -63,9 +107,22 @@ impl VerbsError {
         Self::misuse(Errno::EINVAL, message)
     }
 
+    /// The peer did something that the protocol forbids.
+    pub fn peer(errno: Errno, message: impl Into<String>) -> Self {
+        Self {
+            errno,
+            blame: Blame::PeerMisbehaved,
+            message: message.into(),
+        }
+    }
+
     /// The machine does not give what is needed.
     pub fn environment(errno: Errno, message: impl Into<String>) -> Self {
-        Self { errno, blame: Blame::Environment, message: message.into() }
+        Self {
+            errno,
+            blame: Blame::Environment,
+            message: message.into(),
+        }
     }
 }
 
@@ -91,8 +148,30 @@ pub struct PostError {
 
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "work request {} of the chain: {} ({:?})", self.index, self.reason, self.errno)
+        write!(
+            f,
+            "work request {} of the chain: {} ({:?})",
+            self.index, self.reason, self.errno
+        )
     }
 }
 
 impl core::error::Error for PostError {}
+
+impl From<PostError> for VerbsError {
+    /// The chain's index goes into the message; blame is the caller's, but for a full queue or exhausted memory.
+    fn from(error: PostError) -> Self {
+        let blame = match error.errno {
+            Errno::ENOMEM | Errno::EFAULT | Errno::ENODEV | Errno::EIO => Blame::Environment,
+            _ => Blame::ApiMisuse,
+        };
+        Self {
+            errno: error.errno,
+            blame,
+            message: format!(
+                "work request {} of the chain: {}",
+                error.index, error.reason
+            ),
+        }
+    }
+}

@@ -11,9 +11,12 @@ extern crate alloc;
 
 pub mod access;
 pub mod attribute;
+pub mod bring_up;
 pub mod completion_queue;
 pub mod error;
 pub mod event;
+pub mod limit;
+pub mod operation;
 pub mod provider;
 pub mod queue_pair;
 pub mod state;
@@ -23,11 +26,15 @@ pub mod work_request;
 pub use access::AccessFlags;
 pub use attribute::*;
 pub use completion_queue::{CompletionChannel, CompletionQueue};
-pub use error::{Errno, PostError, VerbsError};
-pub use event::{AsyncEvent, EventSubject};
+pub use error::{Blame, Errno, PostError, VerbsError};
+pub use event::{AsyncEvent, EventSubject, EventType};
+pub use limit::{DeviceLimits, check_ah, check_values};
+pub use operation::{OpKind, OpRule, op_allowed};
 pub use provider::*;
 pub use queue_pair::QueuePair;
 pub use scalefabric_wire::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
-pub use state::{QpState, QpType};
+pub use state::{QpState, QpType, Transition, check_modify, check_transition};
 pub use work_completion::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
-pub use work_request::{BindMw, FlushLevel, FlushPlacement, LKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress};
+pub use work_request::{
+    BindMw, FlushLevel, FlushPlacement, LKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress,
+};

@@ -1,9 +1,12 @@
 //! Work requests: what an application asks a queue to do. Borrowed, so that posting allocates nothing.
 
+use alloc::format;
+
 use bitflags::bitflags;
 use scalefabric_wire::{QKey, Qpn, RKey, Srqn};
 
 use crate::access::AccessFlags;
+use crate::error::VerbsError;
 use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow};
 
 /// Local key of a memory region.
@@ -34,6 +37,19 @@ bitflags! {
         const SOLICITED = 1 << 2;
         /// Copy the bytes now: the buffers may be reused when the call returns and lkeys are not looked at.
         const INLINE = 1 << 3;
+    }
+}
+
+impl SendFlags {
+    /// Flags from C. `IBV_SEND_IP_CSUM` (16) is for raw packets and UD offloads that do not exist here: it is refused with
+    /// every other unknown bit, since ignoring it would send unchecked data.
+    pub fn from_raw(raw: u32) -> Result<Self, VerbsError> {
+        Self::from_bits(raw).ok_or_else(|| {
+            VerbsError::invalid(format!(
+                "send flags {raw:#x} have unknown bits {:#x}: only FENCE 1, SIGNALED 2, SOLICITED 4 and INLINE 8 exist",
+                raw & !Self::all().bits()
+            ))
+        })
     }
 }
 
@@ -87,19 +103,38 @@ pub enum SendOp<'a> {
     /// RDMA WRITE.
     Write { remote_addr: u64, rkey: RKey },
     /// RDMA WRITE with immediate: consumes a receive WQE.
-    WriteWithImm { remote_addr: u64, rkey: RKey, imm: u32 },
+    WriteWithImm {
+        remote_addr: u64,
+        rkey: RKey,
+        imm: u32,
+    },
     /// RDMA READ into the SGL.
     Read { remote_addr: u64, rkey: RKey },
     /// 8-byte compare and swap; the old value lands in the SGL.
-    CompareSwap { remote_addr: u64, rkey: RKey, compare: u64, swap: u64 },
+    CompareSwap {
+        remote_addr: u64,
+        rkey: RKey,
+        compare: u64,
+        swap: u64,
+    },
     /// 8-byte fetch and add; the old value lands in the SGL.
-    FetchAdd { remote_addr: u64, rkey: RKey, add: u64 },
+    FetchAdd {
+        remote_addr: u64,
+        rkey: RKey,
+        add: u64,
+    },
     /// Invalidate a local rkey (type 2 window).
     LocalInv { rkey: RKey },
     /// Bind a type 2 window.
     BindMw(BindMw<'a>),
     /// FLUSH.
-    Flush { remote_addr: u64, rkey: RKey, length: u32, placement: FlushPlacement, level: FlushLevel },
+    Flush {
+        remote_addr: u64,
+        rkey: RKey,
+        length: u32,
+        placement: FlushPlacement,
+        level: FlushLevel,
+    },
     /// ATOMIC WRITE: 8 aligned bytes, taken from the WR's SGL or inline data.
     AtomicWrite { remote_addr: u64, rkey: RKey },
 }
@@ -139,7 +174,15 @@ pub struct SendWr<'a> {
 impl<'a> SendWr<'a> {
     /// A WR with no flags, no buffers and no addressing.
     pub const fn new(wr_id: u64, op: SendOp<'a>) -> Self {
-        Self { wr_id, op, flags: SendFlags::empty(), sg_list: &[], inline_data: &[], ud: None, xrc_srqn: None }
+        Self {
+            wr_id,
+            op,
+            flags: SendFlags::empty(),
+            sg_list: &[],
+            inline_data: &[],
+            ud: None,
+            xrc_srqn: None,
+        }
     }
 }
 
