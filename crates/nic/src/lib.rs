@@ -7,8 +7,13 @@
 pub mod clock;
 pub mod config;
 pub mod counters;
+pub mod discovery;
+pub mod netlink;
+pub mod options;
 pub mod port;
+pub mod provider;
 pub mod schedule;
+pub mod share;
 pub mod tables;
 pub mod worker;
 

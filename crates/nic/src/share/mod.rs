@@ -1,0 +1,1 @@
+//! The shared device (D1): the processes of one user in one network namespace are members of one device.
