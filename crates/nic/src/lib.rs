@@ -5,13 +5,16 @@
 //! engine that ships. Raw access to registered memory lives in `memory/` and nowhere else.
 
 pub mod clock;
+pub mod completion;
 pub mod config;
 pub mod counters;
 pub mod discovery;
+pub mod memory;
 pub mod netlink;
 pub mod options;
 pub mod port;
 pub mod provider;
+pub mod ring;
 pub mod schedule;
 pub mod share;
 pub mod tables;
