@@ -98,8 +98,7 @@ impl AccessFlags {
     /// Checks `qp_access_flags`: what the peer may do. LOCAL_WRITE is accepted and says nothing (receives always write);
     /// MW_BIND says that windows may be bound through the QP in some old drivers and is accepted, too.
     pub fn check_qp(self) -> Result<(), VerbsError> {
-        let wrong = self
-            .difference(Self::REMOTE | Self::LOCAL_WRITE | Self::MW_BIND | Self::RELAXED_ORDERING);
+        let wrong = self.difference(Self::REMOTE | Self::LOCAL_WRITE | Self::MW_BIND | Self::RELAXED_ORDERING);
         if !wrong.is_empty() {
             return Err(VerbsError::invalid(format!(
                 "qp_access_flags {} mean nothing to a QP: only remote rights do",

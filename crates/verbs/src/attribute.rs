@@ -72,21 +72,11 @@ pub enum Mtu {
 
 impl Mtu {
     /// All, from the smallest.
-    pub const ALL: [Self; 5] = [
-        Self::Mtu256,
-        Self::Mtu512,
-        Self::Mtu1024,
-        Self::Mtu2048,
-        Self::Mtu4096,
-    ];
+    pub const ALL: [Self; 5] = [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
 
     /// The MTU of a number of `enum ibv_mtu`, 1 to 5.
     pub const fn from_raw(raw: u32) -> Option<Self> {
-        if raw >= 1 && raw <= 5 {
-            Some(Self::ALL[raw as usize - 1])
-        } else {
-            None
-        }
+        if raw >= 1 && raw <= 5 { Some(Self::ALL[raw as usize - 1]) } else { None }
     }
 
     /// The MTU of exactly so many bytes.

@@ -28,12 +28,7 @@ impl Default for AddressVector {
 impl AddressVector {
     /// The way from a GID of a port to a destination, with hop limit 64 and best-effort traffic class.
     pub fn new(port_num: u8, sgid_index: u8, dgid: Gid) -> Self {
-        Self {
-            dgid,
-            sgid_index,
-            port_num,
-            ..Self::default()
-        }
+        Self { dgid, sgid_index, port_num, ..Self::default() }
     }
 }
 
@@ -76,23 +71,13 @@ impl Default for QpAttr {
 impl QpAttr {
     /// RESET to INIT of a connected QP: its port, and what its peer may do (`REMOTE_WRITE` and so on; empty: SENDs only).
     pub fn init(qp_type: QpType, port_num: u8, access: AccessFlags) -> (Self, QpAttrMask) {
-        let attr = Self {
-            qp_state: QpState::Init,
-            port_num,
-            qp_access_flags: access,
-            ..Self::default()
-        };
+        let attr = Self { qp_state: QpState::Init, port_num, qp_access_flags: access, ..Self::default() };
         (attr, required(qp_type, QpState::Reset, QpState::Init))
     }
 
     /// RESET to INIT of a UD QP: its port, and the Q_Key that datagrams to it must carry.
     pub fn init_ud(port_num: u8, qkey: QKey) -> (Self, QpAttrMask) {
-        let attr = Self {
-            qp_state: QpState::Init,
-            port_num,
-            qkey,
-            ..Self::default()
-        };
+        let attr = Self { qp_state: QpState::Init, port_num, qkey, ..Self::default() };
         (attr, required(QpType::Ud, QpState::Reset, QpState::Init))
     }
 
@@ -121,68 +106,37 @@ impl QpAttr {
         ah_attr: AddressVector,
     ) -> (Self, QpAttrMask) {
         let port_num = ah_attr.port_num;
-        let attr = Self {
-            qp_state: QpState::Rtr,
-            dest_qp_num,
-            rq_psn,
-            path_mtu,
-            ah_attr,
-            port_num,
-            ..Self::default()
-        };
+        let attr = Self { qp_state: QpState::Rtr, dest_qp_num, rq_psn, path_mtu, ah_attr, port_num, ..Self::default() };
         (attr, required(qp_type, QpState::Init, QpState::Rtr))
     }
 
     /// INIT to RTR of a UD QP, which needs nothing.
     pub fn rtr_ud() -> (Self, QpAttrMask) {
-        let attr = Self {
-            qp_state: QpState::Rtr,
-            ..Self::default()
-        };
+        let attr = Self { qp_state: QpState::Rtr, ..Self::default() };
         (attr, required(QpType::Ud, QpState::Init, QpState::Rtr))
     }
 
     /// RTR to RTS of any QP: the PSN of our first packet, which the peer was given as its `rq_psn`. RC and XRC initiators
     /// also get timeout, retry counts and `max_rd_atomic` of [`QpAttr::default`].
     pub fn rts(qp_type: QpType, sq_psn: Psn) -> (Self, QpAttrMask) {
-        let attr = Self {
-            qp_state: QpState::Rts,
-            sq_psn,
-            ..Self::default()
-        };
+        let attr = Self { qp_state: QpState::Rts, sq_psn, ..Self::default() };
         (attr, required(qp_type, QpState::Rtr, QpState::Rts))
     }
 
     /// RTS to SQD: finish what was begun. With `notify`, SQ_DRAINED is raised when that is done.
     pub fn sqd(notify: bool) -> (Self, QpAttrMask) {
-        let attr = Self {
-            qp_state: QpState::Sqd,
-            en_sqd_async_notify: notify,
-            ..Self::default()
-        };
+        let attr = Self { qp_state: QpState::Sqd, en_sqd_async_notify: notify, ..Self::default() };
         (attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY)
     }
 
     /// SQD, SQE or RTS to RTS: go on sending.
     pub fn resume() -> (Self, QpAttrMask) {
-        (
-            Self {
-                qp_state: QpState::Rts,
-                ..Self::default()
-            },
-            QpAttrMask::STATE,
-        )
+        (Self { qp_state: QpState::Rts, ..Self::default() }, QpAttrMask::STATE)
     }
 
     /// Any state to ERR: flushes both queues.
     pub fn error() -> (Self, QpAttrMask) {
-        (
-            Self {
-                qp_state: QpState::Err,
-                ..Self::default()
-            },
-            QpAttrMask::STATE,
-        )
+        (Self { qp_state: QpState::Err, ..Self::default() }, QpAttrMask::STATE)
     }
 
     /// Any state to RESET: forgets queues and attributes.

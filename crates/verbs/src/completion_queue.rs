@@ -39,10 +39,7 @@ pub trait CompletionChannel: Send + Sync + Debug {
     fn fd(&self) -> i32;
 
     /// Waits for an event and takes it: the number of the CQ. `None` when `timeout` passes (`None` waits for ever).
-    fn wait(
-        &self,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Arc<dyn CompletionQueue>>, VerbsError>;
+    fn wait(&self, timeout: Option<Duration>) -> Result<Option<Arc<dyn CompletionQueue>>, VerbsError>;
 
     /// Destroys it: `EBUSY` while a CQ uses it.
     fn destroy(&self) -> Result<(), VerbsError>;

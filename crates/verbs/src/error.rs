@@ -95,11 +95,7 @@ pub struct VerbsError {
 impl VerbsError {
     /// A call that is wrong.
     pub fn misuse(errno: Errno, message: impl Into<String>) -> Self {
-        Self {
-            errno,
-            blame: Blame::ApiMisuse,
-            message: message.into(),
-        }
+        Self { errno, blame: Blame::ApiMisuse, message: message.into() }
     }
 
     /// `EINVAL` with a reason.
@@ -109,20 +105,12 @@ impl VerbsError {
 
     /// The peer did something that the protocol forbids.
     pub fn peer(errno: Errno, message: impl Into<String>) -> Self {
-        Self {
-            errno,
-            blame: Blame::PeerMisbehaved,
-            message: message.into(),
-        }
+        Self { errno, blame: Blame::PeerMisbehaved, message: message.into() }
     }
 
     /// The machine does not give what is needed.
     pub fn environment(errno: Errno, message: impl Into<String>) -> Self {
-        Self {
-            errno,
-            blame: Blame::Environment,
-            message: message.into(),
-        }
+        Self { errno, blame: Blame::Environment, message: message.into() }
     }
 }
 
@@ -148,11 +136,7 @@ pub struct PostError {
 
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "work request {} of the chain: {} ({:?})",
-            self.index, self.reason, self.errno
-        )
+        write!(f, "work request {} of the chain: {} ({:?})", self.index, self.reason, self.errno)
     }
 }
 
@@ -168,10 +152,7 @@ impl From<PostError> for VerbsError {
         Self {
             errno: error.errno,
             blame,
-            message: format!(
-                "work request {} of the chain: {}",
-                error.index, error.reason
-            ),
+            message: format!("work request {} of the chain: {}", error.index, error.reason),
         }
     }
 }

@@ -149,11 +149,7 @@ events! {
 impl EventType {
     /// The event of a number of `enum ibv_event_type`; `None` beyond 19.
     pub const fn from_raw(raw: u32) -> Option<Self> {
-        if (raw as usize) < EVENTS.len() {
-            Some(EVENTS[raw as usize].event_type)
-        } else {
-            None
-        }
+        if (raw as usize) < EVENTS.len() { Some(EVENTS[raw as usize].event_type) } else { None }
     }
 
     /// Its number.

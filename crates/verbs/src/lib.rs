@@ -35,6 +35,4 @@ pub use queue_pair::QueuePair;
 pub use scalefabric_wire::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use state::{QpState, QpType, Transition, check_modify, check_transition};
 pub use work_completion::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
-pub use work_request::{
-    BindMw, FlushLevel, FlushPlacement, LKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress,
-};
+pub use work_request::{BindMw, FlushLevel, FlushPlacement, LKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress};

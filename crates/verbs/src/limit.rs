@@ -39,11 +39,7 @@ pub fn check_values(
     mask: QpAttrMask,
     limits: &dyn DeviceLimits,
 ) -> Result<(), VerbsError> {
-    let port = if mask.contains(QpAttrMask::PORT) {
-        attr.port_num
-    } else {
-        current.port_num
-    };
+    let port = if mask.contains(QpAttrMask::PORT) { attr.port_num } else { current.port_num };
     if mask.contains(QpAttrMask::PORT) {
         check_port("port_num", attr.port_num, limits)?;
     }
@@ -60,11 +56,7 @@ pub fn check_values(
         check_alternate_path(qp_type, attr, limits)?;
     }
     if mask.contains(QpAttrMask::PATH_MTU) {
-        let port = if mask.contains(QpAttrMask::AV) {
-            attr.ah_attr.port_num
-        } else {
-            port
-        };
+        let port = if mask.contains(QpAttrMask::AV) { attr.ah_attr.port_num } else { port };
         let active = limits.active_mtu(port);
         if attr.path_mtu > active {
             return Err(VerbsError::invalid(format!(
@@ -77,40 +69,14 @@ pub fn check_values(
         }
     }
     let below = [
-        (
-            QpAttrMask::TIMEOUT,
-            "timeout",
-            attr.timeout,
-            31,
-            "4.096 us x 2^timeout; 14 is 67 ms, 0 waits for ever",
-        ),
-        (
-            QpAttrMask::RETRY_CNT,
-            "retry_cnt",
-            attr.retry_cnt,
-            7,
-            "it is a count; 7 is the usual choice",
-        ),
-        (
-            QpAttrMask::RNR_RETRY,
-            "rnr_retry",
-            attr.rnr_retry,
-            7,
-            "7 retries for ever",
-        ),
-        (
-            QpAttrMask::MIN_RNR_TIMER,
-            "min_rnr_timer",
-            attr.min_rnr_timer,
-            31,
-            "it is a timer code; 12 is 0.64 ms",
-        ),
+        (QpAttrMask::TIMEOUT, "timeout", attr.timeout, 31, "4.096 us x 2^timeout; 14 is 67 ms, 0 waits for ever"),
+        (QpAttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt, 7, "it is a count; 7 is the usual choice"),
+        (QpAttrMask::RNR_RETRY, "rnr_retry", attr.rnr_retry, 7, "7 retries for ever"),
+        (QpAttrMask::MIN_RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer, 31, "it is a timer code; 12 is 0.64 ms"),
     ];
     for (bit, name, value, max, hint) in below {
         if mask.contains(bit) && value > max {
-            return Err(VerbsError::invalid(format!(
-                "{name} {value} is out of range 0 to {max}: {hint}"
-            )));
+            return Err(VerbsError::invalid(format!("{name} {value} is out of range 0 to {max}: {hint}")));
         }
     }
     let depth = [
@@ -146,10 +112,7 @@ pub fn check_values(
         )));
     }
     if mask.contains(QpAttrMask::CUR_STATE)
-        && !matches!(
-            attr.cur_qp_state,
-            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
-        )
+        && !matches!(attr.cur_qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     {
         return Err(VerbsError::invalid(format!(
             "cur_qp_state {} makes no sense here: only RTR, RTS, SQD and SQE can be given",
@@ -174,12 +137,7 @@ fn check_port(name: &str, port_num: u8, limits: &dyn DeviceLimits) -> Result<(),
     Ok(())
 }
 
-fn check_pkey(
-    name: &str,
-    port: u8,
-    index: u16,
-    limits: &dyn DeviceLimits,
-) -> Result<(), VerbsError> {
+fn check_pkey(name: &str, port: u8, index: u16, limits: &dyn DeviceLimits) -> Result<(), VerbsError> {
     match limits.pkey(port, index) {
         None => Err(VerbsError::invalid(format!(
             "{name} {index} is beyond the P_Key table of port {port}: query_port tells its pkey_tbl_len, 0 is always there"
@@ -235,26 +193,14 @@ fn check_address_fields(name: &str, av: &AddressVector) -> Result<(), VerbsError
         )));
     }
     if av.sl > 15 {
-        return Err(VerbsError::invalid(format!(
-            "{name}.sl {} is out of range 0 to 15 (RoCE uses 0 to 7)",
-            av.sl
-        )));
+        return Err(VerbsError::invalid(format!("{name}.sl {} is out of range 0 to 15 (RoCE uses 0 to 7)", av.sl)));
     }
     Ok(())
 }
 
-fn check_alternate_path(
-    qp_type: QpType,
-    attr: &QpAttr,
-    limits: &dyn DeviceLimits,
-) -> Result<(), VerbsError> {
+fn check_alternate_path(qp_type: QpType, attr: &QpAttr, limits: &dyn DeviceLimits) -> Result<(), VerbsError> {
     check_port("alt_port_num", attr.alt_port_num, limits)?;
-    check_pkey(
-        "alt_pkey_index",
-        attr.alt_port_num,
-        attr.alt_pkey_index,
-        limits,
-    )?;
+    check_pkey("alt_pkey_index", attr.alt_port_num, attr.alt_pkey_index, limits)?;
     check_address_vector("alt_ah_attr", &attr.alt_ah_attr, qp_type, limits)?;
     if attr.alt_timeout > 31 {
         return Err(VerbsError::invalid(format!(
@@ -274,13 +220,9 @@ fn check_alternate_path(
 /// What a consumer may set: REARM when an alternate path is loaded, MIGRATED at any time (clause 17.2.8.1).
 fn check_migration(current: &QpAttr, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
     let problem: Option<String> = match attr.path_mig_state {
-        MigState::Armed => Some(String::from(
-            "ARMED is reached by both sides' REARM, not by modify: set REARM",
-        )),
+        MigState::Armed => Some(String::from("ARMED is reached by both sides' REARM, not by modify: set REARM")),
         MigState::Rearm if !mask.contains(QpAttrMask::ALT_PATH) && current.alt_port_num == 0 => {
-            Some(String::from(
-                "REARM without an alternate path: load one with ALT_PATH, before or in the same call",
-            ))
+            Some(String::from("REARM without an alternate path: load one with ALT_PATH, before or in the same call"))
         }
         MigState::Rearm | MigState::Migrated => None,
     };

@@ -77,128 +77,46 @@ const EVERY: &[QpType] = &[QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend];
 
 /// Every operation.
 pub const OPERATIONS: &[OpRule] = &[
-    OpRule {
-        remote: true,
-        ..row(
-            OpKind::Write,
-            "rdma-write",
-            CONNECTED,
-            SglUse::Gather,
-            WcOpcode::RdmaWrite,
-        )
-    },
+    OpRule { remote: true, ..row(OpKind::Write, "rdma-write", CONNECTED, SglUse::Gather, WcOpcode::RdmaWrite) },
     OpRule {
         remote: true,
         consumes_receive: true,
-        ..row(
-            OpKind::WriteWithImm,
-            "rdma-write-with-imm",
-            CONNECTED,
-            SglUse::Gather,
-            WcOpcode::RdmaWrite,
-        )
+        ..row(OpKind::WriteWithImm, "rdma-write-with-imm", CONNECTED, SglUse::Gather, WcOpcode::RdmaWrite)
     },
+    OpRule { consumes_receive: true, ..row(OpKind::Send, "send", EVERY, SglUse::Gather, WcOpcode::Send) },
     OpRule {
         consumes_receive: true,
-        ..row(OpKind::Send, "send", EVERY, SglUse::Gather, WcOpcode::Send)
-    },
-    OpRule {
-        consumes_receive: true,
-        ..row(
-            OpKind::SendWithImm,
-            "send-with-imm",
-            EVERY,
-            SglUse::Gather,
-            WcOpcode::Send,
-        )
+        ..row(OpKind::SendWithImm, "send-with-imm", EVERY, SglUse::Gather, WcOpcode::Send)
     },
     OpRule {
         remote: true,
         rd_atomic: true,
-        ..row(
-            OpKind::Read,
-            "rdma-read",
-            RELIABLE,
-            SglUse::Scatter,
-            WcOpcode::RdmaRead,
-        )
+        ..row(OpKind::Read, "rdma-read", RELIABLE, SglUse::Scatter, WcOpcode::RdmaRead)
     },
     OpRule {
         remote: true,
         rd_atomic: true,
         fixed_length: Some(8),
-        ..row(
-            OpKind::CompareSwap,
-            "atomic-cmp-and-swp",
-            RELIABLE,
-            SglUse::Scatter,
-            WcOpcode::CompSwap,
-        )
+        ..row(OpKind::CompareSwap, "atomic-cmp-and-swp", RELIABLE, SglUse::Scatter, WcOpcode::CompSwap)
     },
     OpRule {
         remote: true,
         rd_atomic: true,
         fixed_length: Some(8),
-        ..row(
-            OpKind::FetchAdd,
-            "atomic-fetch-and-add",
-            RELIABLE,
-            SglUse::Scatter,
-            WcOpcode::FetchAdd,
-        )
+        ..row(OpKind::FetchAdd, "atomic-fetch-and-add", RELIABLE, SglUse::Scatter, WcOpcode::FetchAdd)
     },
-    OpRule {
-        local: true,
-        ..row(
-            OpKind::LocalInv,
-            "local-inv",
-            CONNECTED,
-            SglUse::None,
-            WcOpcode::LocalInv,
-        )
-    },
-    OpRule {
-        local: true,
-        ..row(
-            OpKind::BindMw,
-            "bind-mw",
-            CONNECTED,
-            SglUse::None,
-            WcOpcode::BindMw,
-        )
-    },
+    OpRule { local: true, ..row(OpKind::LocalInv, "local-inv", CONNECTED, SglUse::None, WcOpcode::LocalInv) },
+    OpRule { local: true, ..row(OpKind::BindMw, "bind-mw", CONNECTED, SglUse::None, WcOpcode::BindMw) },
     OpRule {
         consumes_receive: true,
-        ..row(
-            OpKind::SendWithInv,
-            "send-with-inv",
-            RELIABLE,
-            SglUse::Gather,
-            WcOpcode::Send,
-        )
+        ..row(OpKind::SendWithInv, "send-with-inv", RELIABLE, SglUse::Gather, WcOpcode::Send)
     },
-    OpRule {
-        remote: true,
-        rd_atomic: true,
-        ..row(
-            OpKind::Flush,
-            "flush",
-            RELIABLE,
-            SglUse::None,
-            WcOpcode::Flush,
-        )
-    },
+    OpRule { remote: true, rd_atomic: true, ..row(OpKind::Flush, "flush", RELIABLE, SglUse::None, WcOpcode::Flush) },
     OpRule {
         remote: true,
         rd_atomic: true,
         fixed_length: Some(8),
-        ..row(
-            OpKind::AtomicWrite,
-            "atomic-write",
-            RELIABLE,
-            SglUse::Gather,
-            WcOpcode::AtomicWrite,
-        )
+        ..row(OpKind::AtomicWrite, "atomic-write", RELIABLE, SglUse::Gather, WcOpcode::AtomicWrite)
     },
 ];
 

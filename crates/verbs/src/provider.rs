@@ -70,10 +70,7 @@ pub trait Context: Send + Sync + Debug {
     /// Opens an XRC domain of this process.
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError>;
     /// Makes an XRC target QP, which belongs to an XRC domain and not to a PD.
-    fn create_xrc_target(
-        &self,
-        xrcd: &Arc<dyn XrcDomain>,
-    ) -> Result<Arc<dyn QueuePair>, VerbsError>;
+    fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError>;
 
     /// Descriptor that becomes readable when an asynchronous event is there.
     fn async_fd(&self) -> i32;
@@ -146,11 +143,7 @@ pub trait ProtectionDomain: Send + Sync + Debug {
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
 
     /// Allocates zeroed memory and registers it; it lives as long as the region. The safe way.
-    fn alloc_mr(
-        &self,
-        length: usize,
-        access: AccessFlags,
-    ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+    fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
 
     /// Makes a memory window.
     fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError>;

@@ -104,23 +104,11 @@ pub enum QpState {
 
 impl QpState {
     /// All states, in the order of their numbers.
-    pub const ALL: [Self; 7] = [
-        Self::Reset,
-        Self::Init,
-        Self::Rtr,
-        Self::Rts,
-        Self::Sqd,
-        Self::Sqe,
-        Self::Err,
-    ];
+    pub const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
     /// The state of a number of `enum ibv_qp_state`.
     pub const fn from_raw(raw: u32) -> Option<Self> {
-        if raw < 7 {
-            Some(Self::ALL[raw as usize])
-        } else {
-            None
-        }
+        if raw < 7 { Some(Self::ALL[raw as usize]) } else { None }
     }
 
     /// Name as the standard and libibverbs spell it.
@@ -193,71 +181,17 @@ pub struct StateRule {
 
 /// What each state permits, in the order of their numbers.
 pub const STATES: &[StateRule; 7] = &[
-    rule(
-        QpState::Reset,
-        Posting::Refused,
-        Posting::Refused,
-        false,
-        false,
-    ),
-    rule(
-        QpState::Init,
-        Posting::Refused,
-        Posting::Queued,
-        false,
-        false,
-    ),
-    rule(
-        QpState::Rtr,
-        Posting::Refused,
-        Posting::Processed,
-        true,
-        false,
-    ),
-    rule(
-        QpState::Rts,
-        Posting::Processed,
-        Posting::Processed,
-        true,
-        true,
-    ),
-    rule(
-        QpState::Sqd,
-        Posting::Queued,
-        Posting::Processed,
-        true,
-        false,
-    ),
-    rule(
-        QpState::Sqe,
-        Posting::Flushed,
-        Posting::Processed,
-        true,
-        false,
-    ),
-    rule(
-        QpState::Err,
-        Posting::Flushed,
-        Posting::Flushed,
-        false,
-        false,
-    ),
+    rule(QpState::Reset, Posting::Refused, Posting::Refused, false, false),
+    rule(QpState::Init, Posting::Refused, Posting::Queued, false, false),
+    rule(QpState::Rtr, Posting::Refused, Posting::Processed, true, false),
+    rule(QpState::Rts, Posting::Processed, Posting::Processed, true, true),
+    rule(QpState::Sqd, Posting::Queued, Posting::Processed, true, false),
+    rule(QpState::Sqe, Posting::Flushed, Posting::Processed, true, false),
+    rule(QpState::Err, Posting::Flushed, Posting::Flushed, false, false),
 ];
 
-const fn rule(
-    state: QpState,
-    post_send: Posting,
-    post_recv: Posting,
-    receives: bool,
-    sends: bool,
-) -> StateRule {
-    StateRule {
-        state,
-        post_send,
-        post_recv,
-        receives,
-        sends,
-    }
+const fn rule(state: QpState, post_send: Posting, post_recv: Posting, receives: bool, sends: bool) -> StateRule {
+    StateRule { state, post_send, post_recv, receives, sends }
 }
 
 /// A transition that `modify` may make, for one QP type. [`QpAttrMask::STATE`] belongs to every transition and is in
@@ -423,9 +357,7 @@ pub const TRANSITIONS: &[Transition] = transitions! {
 
 /// The row for a transition, if it is legal.
 pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<&'static Transition> {
-    TRANSITIONS
-        .iter()
-        .find(|row| row.qp_type == qp_type && row.from == from && row.to == to)
+    TRANSITIONS.iter().find(|row| row.qp_type == qp_type && row.from == from && row.to == to)
 }
 
 /// Checks that `mask` is right for going `from` one state `to` another (the same for attributes alone): the transition
@@ -441,12 +373,7 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<&'stati
 /// assert!(error.message.contains("missing ACCESS_FLAGS"));
 /// assert!(check_transition(QpType::Rc, QpState::Reset, QpState::Init, mask | QpAttrMask::ACCESS_FLAGS).is_ok());
 /// ```
-pub fn check_transition(
-    qp_type: QpType,
-    from: QpState,
-    to: QpState,
-    mask: QpAttrMask,
-) -> Result<(), VerbsError> {
+pub fn check_transition(qp_type: QpType, from: QpState, to: QpState, mask: QpAttrMask) -> Result<(), VerbsError> {
     let Some(row) = transition(qp_type, from, to) else {
         return Err(VerbsError::invalid(no_such_transition(qp_type, from, to)));
     };
@@ -457,19 +384,13 @@ pub fn check_transition(
     }
     let mut message = format!("modify {row}: ");
     if !missing.is_empty() {
-        message += &format!(
-            "missing {}: set the field and its bit in attr_mask",
-            names(missing)
-        );
+        message += &format!("missing {}: set the field and its bit in attr_mask", names(missing));
     }
     if !forbidden.is_empty() {
         if !missing.is_empty() {
             message += "; ";
         }
-        message += &format!(
-            "{} cannot be changed here: clear the bit in attr_mask",
-            names(forbidden)
-        );
+        message += &format!("{} cannot be changed here: clear the bit in attr_mask", names(forbidden));
         let places = places_for(qp_type, forbidden);
         if !places.is_empty() {
             message += &format!(" ({places})");
@@ -481,17 +402,8 @@ pub fn check_transition(
 /// Checks a whole `modify` against the table and returns the state that it leads to: `attr.qp_state` with
 /// [`QpAttrMask::STATE`], else `current`. With [`QpAttrMask::CUR_STATE`] the caller's belief must be true: it is how a
 /// consumer finds out that its QP has gone to SQE or ERR in the meantime.
-pub fn check_modify(
-    qp_type: QpType,
-    current: QpState,
-    attr: &QpAttr,
-    mask: QpAttrMask,
-) -> Result<QpState, VerbsError> {
-    let to = if mask.contains(QpAttrMask::STATE) {
-        attr.qp_state
-    } else {
-        current
-    };
+pub fn check_modify(qp_type: QpType, current: QpState, attr: &QpAttr, mask: QpAttrMask) -> Result<QpState, VerbsError> {
+    let to = if mask.contains(QpAttrMask::STATE) { attr.qp_state } else { current };
     check_transition(qp_type, current, to, mask)?;
     if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_qp_state != current {
         return Err(VerbsError::invalid(format!(
@@ -510,10 +422,7 @@ fn no_such_transition(qp_type: QpType, from: QpState, to: QpState) -> String {
         );
     }
     let mut ways = String::new();
-    for row in TRANSITIONS
-        .iter()
-        .filter(|row| row.qp_type == qp_type && row.from == from)
-    {
+    for row in TRANSITIONS.iter().filter(|row| row.qp_type == qp_type && row.from == from) {
         if !ways.is_empty() {
             ways += ", ";
         }
@@ -524,9 +433,7 @@ fn no_such_transition(qp_type: QpType, from: QpState, to: QpState) -> String {
             "modify {qp_type} in {from}: no attribute can be changed without going to another state (one of {ways})"
         )
     } else {
-        format!(
-            "modify {qp_type} {from} -> {to}: no such transition; from {from} it may go to {ways}"
-        )
+        format!("modify {qp_type} {from} -> {to}: no such transition; from {from} it may go to {ways}")
     }
 }
 

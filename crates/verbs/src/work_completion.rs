@@ -72,8 +72,7 @@ macro_rules! statuses {
 }
 
 const NO_RD: Produced = Produced::No("Reliable datagram is not part of RoCE: no NIC offers it.");
-const NO_TM: Produced =
-    Produced::No("Tag matching is an mlx5 extension that this contract does not have.");
+const NO_TM: Produced = Produced::No("Tag matching is an mlx5 extension that this contract does not have.");
 
 statuses! {
     Success "SUCCESS" "success"
@@ -199,11 +198,7 @@ statuses! {
 impl WcStatus {
     /// The status of a number of `enum ibv_wc_status`; `None` beyond 23.
     pub const fn from_raw(raw: u32) -> Option<Self> {
-        if (raw as usize) < STATUSES.len() {
-            Some(STATUSES[raw as usize].status)
-        } else {
-            None
-        }
+        if (raw as usize) < STATUSES.len() { Some(STATUSES[raw as usize].status) } else { None }
     }
 
     /// Its number.

@@ -103,38 +103,19 @@ pub enum SendOp<'a> {
     /// RDMA WRITE.
     Write { remote_addr: u64, rkey: RKey },
     /// RDMA WRITE with immediate: consumes a receive WQE.
-    WriteWithImm {
-        remote_addr: u64,
-        rkey: RKey,
-        imm: u32,
-    },
+    WriteWithImm { remote_addr: u64, rkey: RKey, imm: u32 },
     /// RDMA READ into the SGL.
     Read { remote_addr: u64, rkey: RKey },
     /// 8-byte compare and swap; the old value lands in the SGL.
-    CompareSwap {
-        remote_addr: u64,
-        rkey: RKey,
-        compare: u64,
-        swap: u64,
-    },
+    CompareSwap { remote_addr: u64, rkey: RKey, compare: u64, swap: u64 },
     /// 8-byte fetch and add; the old value lands in the SGL.
-    FetchAdd {
-        remote_addr: u64,
-        rkey: RKey,
-        add: u64,
-    },
+    FetchAdd { remote_addr: u64, rkey: RKey, add: u64 },
     /// Invalidate a local rkey (type 2 window).
     LocalInv { rkey: RKey },
     /// Bind a type 2 window.
     BindMw(BindMw<'a>),
     /// FLUSH.
-    Flush {
-        remote_addr: u64,
-        rkey: RKey,
-        length: u32,
-        placement: FlushPlacement,
-        level: FlushLevel,
-    },
+    Flush { remote_addr: u64, rkey: RKey, length: u32, placement: FlushPlacement, level: FlushLevel },
     /// ATOMIC WRITE: 8 aligned bytes, taken from the WR's SGL or inline data.
     AtomicWrite { remote_addr: u64, rkey: RKey },
 }
@@ -174,15 +155,7 @@ pub struct SendWr<'a> {
 impl<'a> SendWr<'a> {
     /// A WR with no flags, no buffers and no addressing.
     pub const fn new(wr_id: u64, op: SendOp<'a>) -> Self {
-        Self {
-            wr_id,
-            op,
-            flags: SendFlags::empty(),
-            sg_list: &[],
-            inline_data: &[],
-            ud: None,
-            xrc_srqn: None,
-        }
+        Self { wr_id, op, flags: SendFlags::empty(), sg_list: &[], inline_data: &[], ud: None, xrc_srqn: None }
     }
 }
 
