@@ -5,7 +5,8 @@
 
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, FlushLevel, FlushPlacement, QKey, Qpn, RKey, SendFlags, Srqn, WcStatus, WorkCompletion,
+    AccessFlags, AddressVector, FlushLevel, FlushPlacement, Mtu, QKey, Qpn, RKey, SendFlags, Srqn, WcStatus,
+    WorkCompletion,
 };
 use scalefabric_wire::Gid;
 use scalefabric_wire::packet::Headers;
@@ -69,7 +70,8 @@ pub enum WqeOp {
 /// The fixed part of a send WQE. Its SGEs or inline bytes stay with the host and are named by `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWqe {
-    /// Position in the send queue: a counter that wraps at 2^32 and is never reduced modulo the ring.
+    /// Position in the send queue: a counter that starts at 0 in RESET, wraps at 2^32 and is never reduced modulo the
+    /// ring.
     pub index: u32,
     /// From the WR.
     pub wr_id: u64,
@@ -289,6 +291,9 @@ pub trait Host {
     fn pkey(&self, port_num: u8, index: u16) -> Option<scalefabric_wire::PKey>;
     /// The GID at `index` of the port's table now; zero if removed.
     fn gid(&self, port_num: u8, index: u8) -> Gid;
+
+    /// The active MTU of a port: a datagram has no path MTU of its own.
+    fn active_mtu(&self, port_num: u8) -> Mtu;
 
     /// The QP migrated: primary and alternate path have changed places. What the host remembers of
     /// [`Path::Alternate`] is that of [`Path::Primary`] from now on, and the other way round.

@@ -120,6 +120,8 @@ pub struct TestHost {
     pub gids: [Vec<Gid>; 2],
     /// What `Path::Primary` and `Path::Alternate` mean.
     pub paths: [Option<AddressVector>; 2],
+    /// Active MTU of both ports.
+    pub mtu: Mtu,
     /// Receives come from an SRQ (its `take_recv` is the same; `posted_recvs` tells nothing).
     pub has_srq: bool,
     /// How a BIND_MW ends.
@@ -164,6 +166,7 @@ impl TestHost {
             pkeys: [vec![PKey::DEFAULT], vec![PKey::DEFAULT]],
             gids: [vec![gid(1)], vec![gid(2)]],
             paths: [None; 2],
+            mtu: Mtu::Mtu1024,
             has_srq: false,
             bind_result: Ok(()),
             invalidated: Vec::new(),
@@ -510,6 +513,10 @@ impl Host for TestHost {
     fn gid(&self, port_num: u8, index: u8) -> Gid {
         let table = usize::from(port_num).checked_sub(1).and_then(|p| self.gids.get(p));
         table.and_then(|t| t.get(usize::from(index))).copied().unwrap_or_default()
+    }
+
+    fn active_mtu(&self, _port_num: u8) -> Mtu {
+        self.mtu
     }
 
     fn paths_swapped(&mut self) {
