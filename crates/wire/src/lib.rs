@@ -24,14 +24,23 @@ pub mod atomic_eth;
 pub mod bth;
 pub mod cnp;
 pub mod deth;
+pub mod ethernet;
 pub mod feth;
+pub mod grh;
 pub mod ieth;
 pub mod imm_dt;
+pub mod ipv4;
+pub mod ipv6;
 pub mod reth;
+pub mod udp;
 pub mod xrceth;
 
 pub mod icrc;
 pub mod packet;
+
+pub mod frame;
+pub mod pcap;
+pub mod pcapng;
 
 pub use ids::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use invalid::{CannotEmit, InvalidPacket};

@@ -226,3 +226,57 @@ impl core::fmt::Debug for Opcode {
         f.write_str(self.info().name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::String;
+    use core::fmt::Write;
+
+    /// The table as text; a change of the table is a change of `opcode_table.txt`, to be read by a person.
+    #[test]
+    fn table_is_as_recorded() {
+        let mut text = String::new();
+        for info in TABLE {
+            let OpcodeInfo { code, name, service, operation, position, extensions, payload } = info;
+            let length = Opcode(*code).header_len();
+            let headers: alloc::vec::Vec<_> = extensions.iter_names().map(|(name, _)| name).collect();
+            let payload = if *payload { "payload" } else { "no payload" };
+            writeln!(
+                text,
+                "{code:#04x} {name}: {service:?} {operation:?} {position:?}, {length} bytes {headers:?}, {payload}"
+            )
+            .unwrap();
+        }
+        assert_eq!(text, include_str!("opcode_table.txt"), "if this is meant, record the table anew:\n{text}");
+    }
+
+    #[test]
+    fn codes_are_ascending_and_find_themselves() {
+        assert!(TABLE.is_sorted_by(|a, b| a.code < b.code));
+        for info in TABLE {
+            let opcode = Opcode::from_byte(info.code).unwrap();
+            assert_eq!(opcode.info(), info);
+            assert_eq!(Opcode::find(info.service, info.operation, info.position), Some(opcode));
+            assert_eq!(info.service as u8, info.code >> 5);
+        }
+        let known = (0..=255).filter(|&code| Opcode::from_byte(code).is_some()).count();
+        assert_eq!(known, TABLE.len());
+    }
+
+    #[test]
+    fn only_reliable_services_read_and_do_atomics() {
+        for info in TABLE {
+            let reliable = matches!(info.service, Service::Rc | Service::Xrc);
+            let needs_answer = matches!(
+                info.operation,
+                Operation::ReadRequest
+                    | Operation::CompareSwap
+                    | Operation::FetchAdd
+                    | Operation::Flush
+                    | Operation::AtomicWrite
+            );
+            assert!(!needs_answer || reliable, "{}", info.name);
+        }
+    }
+}

@@ -289,3 +289,163 @@ impl<'a> Packet<'a> {
         Ok(need)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opcode::TABLE;
+    use alloc::vec;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    prop_compose! {
+        /// Headers of any opcode, with every extended header that it calls for.
+        fn any_headers()(
+            bth in crate::bth::tests::any_bth(), reth in crate::reth::tests::any_reth(),
+            atomic_eth in crate::atomic_eth::tests::any_atomic_eth(), word: u32, original: u64, syndrome: u8, sel in 0u8..4,
+            plt in 0u8..16,
+        ) -> Headers {
+            let has = |flag| bth.opcode.info().extensions.contains(flag);
+            let aeth = Aeth { syndrome: Syndrome::from_byte(syndrome), msn: word >> 8 };
+            let deth = Deth { qkey: crate::QKey(word), src_qp: Qpn::new(word >> 3) };
+            Headers {
+                bth,
+                xrceth: has(Extensions::XRCETH).then(|| Srqn::new(word)),
+                deth: has(Extensions::DETH).then_some(deth),
+                feth: has(Extensions::FETH).then_some(Feth { sel, plt }),
+                reth: has(Extensions::RETH).then_some(reth),
+                atomic_eth: has(Extensions::ATOMIC_ETH).then_some(atomic_eth),
+                aeth: has(Extensions::AETH).then_some(aeth),
+                atomic_ack_eth: has(Extensions::ATOMIC_ACK_ETH).then_some(original),
+                imm: has(Extensions::IMM_DT).then_some(word),
+                ieth: has(Extensions::IETH).then_some(RKey(word)),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_packet_round_trips(mut headers in any_headers(), bytes in prop::collection::vec(any::<u8>(), 0..70), icrc: u32) {
+            let info = headers.bth.opcode.info();
+            let payload: &[u8] = match (info.payload, info.operation) {
+                (_, Operation::Cnp) => &[0; cnp::LEN],
+                (true, _) => &bytes,
+                (false, _) => &[],
+            };
+            headers.bth.pad_count = pad_count(payload.len());
+            let packet = Packet { headers, payload, icrc };
+            let mut out = vec![0xa5; packet.len() + 3];
+            prop_assert_eq!(packet.emit(&mut out), Ok(packet.len()));
+            prop_assert_eq!(&out[packet.len()..], [0xa5; 3]);
+            prop_assert_eq!(Packet::parse(&out[..packet.len()]), Ok(packet));
+        }
+
+        #[test]
+        fn every_short_packet_is_refused(headers in any_headers(), have in 0usize..60) {
+            let need = headers.len();
+            let mut out = vec![0; need];
+            headers.emit(&mut out).unwrap();
+            if have < need {
+                let cut = Headers::parse(&out[..have]);
+                prop_assert!(matches!(cut, Err(InvalidPacket::Truncated { .. })), "{:?}", cut);
+                prop_assert_eq!(headers.emit(&mut out[..have]), Err(CannotEmit::NoRoom { need, have }));
+            }
+            // The whole of the headers, but no ICRC.
+            let whole = Packet::parse(&out);
+            prop_assert_eq!(whole, Err(InvalidPacket::Truncated { need: need + 4, have: need }));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(row in 0..TABLE.len() + 3, mut bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            if let (Some(info), Some(code)) = (TABLE.get(row), bytes.first_mut()) {
+                *code = info.code;
+                if let Some(flags) = bytes.get_mut(1) {
+                    *flags &= 0xf0;
+                }
+            }
+            let _ = Headers::parse(&bytes);
+            if let Ok(packet) = Packet::parse(&bytes) {
+                prop_assert_eq!(packet.len(), bytes.len());
+            }
+        }
+    }
+
+    fn write_only() -> Headers {
+        let mut headers =
+            Headers::new(Opcode::from_byte(0x0a).unwrap(), PKey::DEFAULT, Qpn::new(0x12), Psn::new(0xff_ffff));
+        headers.reth = Some(Reth { va: 0x1000, rkey: RKey(7), dma_len: 5 });
+        headers
+    }
+
+    #[test]
+    fn a_known_packet_is_taken_apart() {
+        let mut bytes = vec![0x0a, 0x70, 0xff, 0xff, 0, 0, 0, 0x12, 0x80, 0xff, 0xff, 0xff];
+        bytes.extend([0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 7, 0, 0, 0, 5]);
+        bytes.extend([1, 2, 3, 4, 5, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde]);
+        let packet = Packet::parse(&bytes).unwrap();
+        let mut headers = write_only();
+        headers.bth.ack_req = true;
+        headers.bth.pad_count = 3;
+        assert_eq!(packet, Packet { headers, payload: &[1, 2, 3, 4, 5], icrc: 0xdead_beef });
+    }
+
+    #[test]
+    fn a_missing_header_is_the_callers_error() {
+        let mut headers = write_only();
+        headers.reth = None;
+        assert_eq!(headers.emit(&mut [0; 64]), Err(CannotEmit::Missing("RETH")));
+    }
+
+    #[test]
+    fn wrong_pads_are_refused() {
+        let packet = Packet { headers: write_only(), payload: &[9; 4], icrc: 0 };
+        let mut out = [0; 64];
+        let len = packet.emit(&mut out).unwrap();
+        for (end, bytes) in [(len - 1, 3), (len - 2, 2), (len + 1, 5)] {
+            assert_eq!(Packet::parse(&out[..end]), Err(InvalidPacket::BadPad { pad_count: 0, bytes }));
+        }
+        out[1] |= 0x30;
+        assert_eq!(Packet::parse(&out[..len]).unwrap().payload.len(), 1);
+        assert_eq!(Packet::parse(&out[..len - 4]), Err(InvalidPacket::BadPad { pad_count: 3, bytes: 0 }));
+    }
+
+    #[test]
+    fn headers_without_payload_refuse_one() {
+        let mut ack = Headers::new(Opcode::from_byte(0x11).unwrap(), PKey::DEFAULT, Qpn::new(1), Psn::new(1));
+        ack.aeth = Some(Aeth { syndrome: Syndrome::Ack(31), msn: 1 });
+        let mut out = [0; 64];
+        let len = Packet { headers: ack, payload: &[0; 4], icrc: 0 }.emit(&mut out).unwrap();
+        assert!(matches!(Packet::parse(&out[..len]), Err(InvalidPacket::Malformed(_))));
+        assert!(Packet::parse(&out[..len - 4]).is_ok());
+    }
+
+    #[test]
+    fn a_cnp_carries_sixteen_bytes() {
+        let headers = Headers::from_bth(cnp::bth(PKey::DEFAULT, Qpn::new(5)));
+        let mut out = [0; 64];
+        for (bytes, ok) in [(12, false), (16, true), (20, false)] {
+            let len = Packet { headers, payload: &[0; 20][..bytes], icrc: 0 }.emit(&mut out).unwrap();
+            assert_eq!(Packet::parse(&out[..len]).is_ok(), ok, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn the_longest_headers_fit_the_promise() {
+        let longest = TABLE.iter().map(|info| Opcode::from_byte(info.code).unwrap().header_len()).max();
+        assert_eq!(longest, Some(MAX_HEADER_LEN));
+        assert_eq!(HEADER_LEN[0x15], 0);
+    }
+
+    #[test]
+    fn flush_has_feth_before_reth() {
+        let mut flush = Headers::new(Opcode::from_byte(0x1c).unwrap(), PKey::DEFAULT, Qpn::new(1), Psn::new(1));
+        flush.feth = Some(Feth { plt: 3, sel: 1 });
+        flush.reth = Some(Reth { va: u64::MAX, rkey: RKey(u32::MAX), dma_len: u32::MAX });
+        let mut out = [0; 32];
+        assert_eq!(flush.emit(&mut out), Ok(32));
+        assert_eq!(out[12..16], [0, 0, 0, 0x13]);
+        assert_eq!(out[16..], [0xff; 16]);
+        let xrc: Vec<usize> = [0xbc, 0xbd].map(|code| Opcode::from_byte(code).unwrap().header_len()).into();
+        assert_eq!(xrc, [12 + 4 + 4 + 16, 12 + 4 + 16]);
+    }
+}
