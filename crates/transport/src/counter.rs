@@ -55,6 +55,7 @@ counted! {
         NotMulticastMember "drop_not_multicast_member" "A multicast datagram to a group that no QP here is attached to.";
         PortDown "drop_port_down" "The port was down.";
         Fault "drop_fault" "Dropped on purpose by the configured faults.";
+        MailboxFull "drop_mailbox_full" "It was for another process of the shared device, whose mailbox was full.";
         EgressError "drop_egress_error" "The operating system refused to send it.";
     }
 }
