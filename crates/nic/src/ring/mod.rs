@@ -5,9 +5,11 @@
 //! lock). Indexes are counters that wrap at 2^32 and are reduced modulo the ring, whose size is a power of two, only
 //! to find a slot. Publishing the producer's counter is the doorbell record; waking the engine is not done here.
 
+pub(crate) mod atomic;
 mod recv;
 mod send;
 mod shared_recv;
+mod unit;
 
 pub use recv::{RecvPoster, RecvRing};
 pub use send::{SendData, SendEntry, SendPoster, SendRing, SendRingConfig};

@@ -1,17 +1,24 @@
-//! The send queue's ring.
+//! The send queue's ring. A WQE is a control unit, for datagrams an address unit, and then its SGEs (four to a unit) or
+//! its inline bytes. The stride is fixed when the queue is made.
+
+use std::sync::{Mutex, MutexGuard};
 
 use scalefabric_transport::host::{SendWqe, WqeOp};
-use scalefabric_verbs::{AddressVector, QKey, Qpn, SendFlags, Sge, Srqn};
+use scalefabric_verbs::{
+    AccessFlags, AddressVector, FlushLevel, FlushPlacement, Gid, LKey, MwType, QKey, Qpn, RKey, SendFlags, Sge, Srqn,
+};
 
 use super::Refusal;
+use super::atomic::{AtomicU32, Ordering, lock};
+use super::unit::{Slots, UNIT_BYTES, WORDS, message_length};
 use crate::memory::Bind;
 
 /// Sizes of a send ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRingConfig {
-    /// WRs, at least; rounded up to a power of two. At least 1.
+    /// WRs, at least; rounded up to a power of two. At least 1, at most 2^20.
     pub max_wr: u32,
-    /// SGEs in a WR.
+    /// SGEs in a WR, at most 255.
     pub max_sge: u32,
     /// Inline bytes in a WR.
     pub max_inline: u32,
@@ -39,7 +46,7 @@ pub struct SendEntry<'a> {
     pub flags: SendFlags,
     /// Bytes.
     pub data: SendData<'a>,
-    /// UD: where it goes.
+    /// UD: where it goes. Ignored unless the ring was made for it.
     pub ud: Option<(AddressVector, Qpn, QKey)>,
     /// XRC: the peer's SRQ.
     pub xrc_srqn: Option<Srqn>,
@@ -49,81 +56,528 @@ pub struct SendEntry<'a> {
 
 /// The ring.
 #[derive(Debug)]
-pub struct SendRing {}
+pub struct SendRing {
+    slots: Slots,
+    capacity: u32,
+    max_sge: u32,
+    max_inline: u32,
+    /// First word of the SGEs or inline bytes.
+    data_word: usize,
+    ud: bool,
+    /// Next index to be posted, and the lock of those who post.
+    next: Mutex<u32>,
+    /// Doorbell record: everything before it may be read by the engine.
+    posted: AtomicU32,
+    /// Everything before it is done with.
+    retired: AtomicU32,
+}
+
+// Words of the control unit.
+const WR_ID: usize = 0;
+const CONTROL: usize = 1;
+const REMOTE_ADDR: usize = 2;
+const KEYS: usize = 3;
+const OPERAND_A: usize = 4;
+const OPERAND_B: usize = 5;
+const EXTRA: usize = 6;
+// Words of the address unit, from its start.
+const DGID: usize = 0;
+const PATH: usize = 2;
+const FLOW: usize = 3;
+const REMOTE_QP: usize = 4;
+
+// Bits of the control word beside op (0..8), flags (8..16) and SGE count (16..24).
+const HAS_UD: u64 = 1 << 24;
+const HAS_XRC: u64 = 1 << 25;
+const IS_INLINE: u64 = 1 << 26;
 
 impl SendRing {
     /// An empty ring.
-    pub fn new(_config: SendRingConfig) -> Self {
-        todo!()
+    pub fn new(config: SendRingConfig) -> Self {
+        let capacity = config.max_wr.clamp(1, 1 << 20).next_power_of_two();
+        let head = 1 + usize::from(config.ud);
+        let data_units = (config.max_sge as usize * 16).max(config.max_inline as usize).div_ceil(UNIT_BYTES);
+        Self {
+            slots: Slots::new(capacity, head + data_units),
+            capacity,
+            max_sge: (data_units as u32 * 4).min(255),
+            max_inline: (data_units * UNIT_BYTES) as u32,
+            data_word: head * WORDS,
+            ud: config.ud,
+            next: Mutex::new(0),
+            posted: AtomicU32::new(0),
+            retired: AtomicU32::new(0),
+        }
     }
+
     /// WRs it holds.
     pub fn capacity(&self) -> u32 {
-        todo!()
+        self.capacity
     }
+
     /// SGEs a WR may have; at least what was asked for.
     pub fn max_sge(&self) -> u32 {
-        todo!()
+        self.max_sge
     }
+
     /// Inline bytes a WR may have; at least what was asked for.
     pub fn max_inline(&self) -> u32 {
-        todo!()
+        self.max_inline
     }
+
     /// Takes the posting side's lock. What is posted becomes visible to the engine with [`SendPoster::ring_doorbell`] or
     /// when the poster is dropped.
     pub fn poster(&self) -> SendPoster<'_> {
-        todo!()
+        SendPoster { next: lock(&self.next), ring: self }
     }
-    /// Engine: the WQE at `index`, or `None` if it is not posted yet.
-    pub fn wqe(&self, _index: u32) -> Option<SendWqe> {
-        todo!()
+
+    fn slot(&self, index: u32) -> u32 {
+        index & (self.capacity - 1)
     }
+
+    /// Engine: the WQE at `index`, or `None` if it is not posted (or retired already).
+    #[inline]
+    pub fn wqe(&self, index: u32) -> Option<SendWqe> {
+        // Both tests in one: index lies in [retired, posted), modulo 2^32. Acquire pairs with the doorbell's release.
+        let retired = self.retired.load(Ordering::Relaxed);
+        let posted = self.posted.load(Ordering::Acquire);
+        if index.wrapping_sub(retired) >= posted.wrapping_sub(retired) {
+            return None;
+        }
+        let slot = self.slot(index);
+        let control = self.slots.get(slot, CONTROL);
+        Some(SendWqe {
+            index,
+            wr_id: self.slots.get(slot, WR_ID),
+            op: self.decode_op(slot, control as u8),
+            flags: SendFlags::from_bits_retain((control >> 8) as u8 as u32),
+            length: (control >> 32) as u32,
+            ud: (control & HAS_UD != 0).then(|| self.decode_ud(slot)),
+            xrc_srqn: (control & HAS_XRC != 0).then(|| Srqn::new(self.slots.get(slot, EXTRA) as u32)),
+        })
+    }
+
     /// Engine: true if its bytes are inline.
-    pub fn is_inline(&self, _index: u32) -> bool {
-        todo!()
+    pub fn is_inline(&self, index: u32) -> bool {
+        self.slots.get(self.slot(index), CONTROL) & IS_INLINE != 0
     }
+
     /// Engine: its SGEs; none if its bytes are inline.
-    pub fn sges(&self, _index: u32) -> impl Iterator<Item = Sge> + '_ {
-        std::iter::empty()
+    pub fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
+        let slot = self.slot(index);
+        let count = (self.slots.get(slot, CONTROL) >> 16) as u8 as usize;
+        (0..count).map(move |i| self.slots.sge(slot, self.data_word + 2 * i))
     }
-    /// Engine: copies inline bytes from `offset`.
-    pub fn copy_inline(&self, _index: u32, _offset: u32, _out: &mut [u8]) {
-        todo!()
+
+    /// Engine: copies inline bytes from `offset`. The caller stays inside the WQE's length.
+    pub fn copy_inline(&self, index: u32, offset: u32, out: &mut [u8]) {
+        self.slots.get_bytes(self.slot(index), self.data_word, offset as usize, out);
     }
+
     /// Engine: the bind of a BIND_MW WQE.
-    pub fn bind(&self, _index: u32) -> Option<Bind> {
-        todo!()
+    pub fn bind(&self, index: u32) -> Option<Bind> {
+        let slot = self.slot(index);
+        if self.slots.get(slot, CONTROL) as u8 != OP_BIND_MW {
+            return None;
+        }
+        let (keys, extra) = (self.slots.get(slot, KEYS), self.slots.get(slot, EXTRA));
+        Some(Bind {
+            mw_type: if extra >> 32 == 1 { MwType::Type1 } else { MwType::Type2 },
+            rkey: RKey(keys as u32),
+            mr: LKey((keys >> 32) as u32),
+            addr: self.slots.get(slot, REMOTE_ADDR),
+            length: self.slots.get(slot, OPERAND_A),
+            access: AccessFlags::from_bits_retain(extra as u32),
+        })
     }
+
     /// Engine: everything before `next` is done with.
-    pub fn retire(&self, _next: u32) {
-        todo!()
+    pub fn retire(&self, next: u32) {
+        debug_assert!(
+            next.wrapping_sub(self.retired.load(Ordering::Relaxed)) <= self.capacity,
+            "retired beyond what was posted"
+        );
+        // Release: our reads of those slots come before a poster's writes to them.
+        self.retired.store(next, Ordering::Release);
     }
+
     /// Index of the oldest WQE that is not retired.
     pub fn oldest(&self) -> u32 {
-        todo!()
+        self.retired.load(Ordering::Acquire)
     }
+
     /// Index that the next posted WQE will have, as published.
     pub fn posted(&self) -> u32 {
-        todo!()
+        self.posted.load(Ordering::Acquire)
     }
+
     /// Forgets everything; both counters start at 0 again (QP to RESET). The caller holds the engine's lock.
     pub fn reset(&self) {
-        todo!()
+        let mut next = lock(&self.next);
+        *next = 0;
+        self.posted.store(0, Ordering::Release);
+        self.retired.store(0, Ordering::Release);
+    }
+
+    fn decode_op(&self, slot: u32, op: u8) -> WqeOp {
+        let keys = self.slots.get(slot, KEYS);
+        let (rkey, low) = (RKey((keys >> 32) as u32), keys as u32);
+        let remote_addr = self.slots.get(slot, REMOTE_ADDR);
+        let (a, b) = (self.slots.get(slot, OPERAND_A), self.slots.get(slot, OPERAND_B));
+        match op {
+            OP_SEND => WqeOp::Send,
+            OP_SEND_WITH_IMM => WqeOp::SendWithImm { imm: low },
+            OP_SEND_WITH_INV => WqeOp::SendWithInv { invalidate_rkey: rkey },
+            OP_WRITE => WqeOp::Write { remote_addr, rkey },
+            OP_WRITE_WITH_IMM => WqeOp::WriteWithImm { remote_addr, rkey, imm: low },
+            OP_READ => WqeOp::Read { remote_addr, rkey },
+            OP_COMPARE_SWAP => WqeOp::CompareSwap { remote_addr, rkey, compare: a, swap: b },
+            OP_FETCH_ADD => WqeOp::FetchAdd { remote_addr, rkey, add: a },
+            OP_LOCAL_INV => WqeOp::LocalInv { rkey },
+            OP_FLUSH => WqeOp::Flush {
+                remote_addr,
+                rkey,
+                length: low,
+                placement: match a {
+                    0 => FlushPlacement::Global,
+                    1 => FlushPlacement::Persistent,
+                    _ => FlushPlacement::GlobalAndPersistent,
+                },
+                level: if b == 0 { FlushLevel::Range } else { FlushLevel::MemoryRegion },
+            },
+            OP_ATOMIC_WRITE => WqeOp::AtomicWrite { remote_addr, rkey },
+            // Only the poster writes op codes, and only these.
+            _ => WqeOp::BindMw,
+        }
+    }
+
+    fn decode_ud(&self, slot: u32) -> (AddressVector, Qpn, QKey) {
+        let word = |i| self.slots.get(slot, WORDS + i);
+        let mut dgid = [0; 16];
+        dgid[..8].copy_from_slice(&word(DGID).to_le_bytes());
+        dgid[8..].copy_from_slice(&word(DGID + 1).to_le_bytes());
+        let [sgid_index, hop_limit, traffic_class, sl, static_rate, port_num, ..] = word(PATH).to_le_bytes();
+        let flow_label = word(FLOW) as u32;
+        let av = AddressVector {
+            dgid: Gid(dgid),
+            sgid_index,
+            hop_limit,
+            traffic_class,
+            flow_label,
+            sl,
+            static_rate,
+            port_num,
+        };
+        let remote = word(REMOTE_QP);
+        (av, Qpn::new(remote as u32), QKey((remote >> 32) as u32))
     }
 }
+
+const OP_SEND: u8 = 1;
+const OP_SEND_WITH_IMM: u8 = 2;
+const OP_SEND_WITH_INV: u8 = 3;
+const OP_WRITE: u8 = 4;
+const OP_WRITE_WITH_IMM: u8 = 5;
+const OP_READ: u8 = 6;
+const OP_COMPARE_SWAP: u8 = 7;
+const OP_FETCH_ADD: u8 = 8;
+const OP_LOCAL_INV: u8 = 9;
+const OP_BIND_MW: u8 = 10;
+const OP_FLUSH: u8 = 11;
+const OP_ATOMIC_WRITE: u8 = 12;
 
 /// The posting side, while it holds the ring's lock.
 #[derive(Debug)]
 pub struct SendPoster<'r> {
-    _ring: &'r SendRing,
+    next: MutexGuard<'r, u32>,
+    ring: &'r SendRing,
 }
 
 impl SendPoster<'_> {
     /// Writes a WQE; returns its index.
-    pub fn post(&mut self, _entry: &SendEntry<'_>) -> Result<u32, Refusal> {
-        todo!()
+    pub fn post(&mut self, entry: &SendEntry<'_>) -> Result<u32, Refusal> {
+        let ring = self.ring;
+        let index = *self.next;
+        // Acquire pairs with the release of `retire`.
+        if index.wrapping_sub(ring.retired.load(Ordering::Acquire)) >= ring.capacity {
+            return Err(Refusal::Full);
+        }
+        let slot = ring.slot(index);
+        let (length, data_bits) = match entry.data {
+            SendData::Sges(sges) => {
+                if sges.len() > ring.max_sge as usize {
+                    return Err(Refusal::TooManySges);
+                }
+                let length = message_length(sges).ok_or(Refusal::MessageTooLong)?;
+                for (i, sge) in sges.iter().enumerate() {
+                    ring.slots.set_sge(slot, ring.data_word + 2 * i, sge);
+                }
+                (length, (sges.len() as u64) << 16)
+            }
+            SendData::Inline(bytes) => {
+                if bytes.len() > ring.max_inline as usize {
+                    return Err(Refusal::InlineTooLong);
+                }
+                ring.slots.set_bytes(slot, ring.data_word, bytes);
+                (bytes.len() as u32, IS_INLINE)
+            }
+        };
+        let op = Self::write_op(ring, slot, entry);
+        let mut control =
+            u64::from(op) | u64::from(entry.flags.bits() as u8) << 8 | data_bits | u64::from(length) << 32;
+        if let (true, Some((av, qpn, qkey))) = (ring.ud, &entry.ud) {
+            control |= HAS_UD;
+            let set = |i, value| ring.slots.set(slot, WORDS + i, value);
+            ring.slots.set_bytes(slot, WORDS + DGID, &av.dgid.0);
+            let path = [av.sgid_index, av.hop_limit, av.traffic_class, av.sl, av.static_rate, av.port_num, 0, 0];
+            set(PATH, u64::from_le_bytes(path));
+            set(FLOW, u64::from(av.flow_label));
+            set(REMOTE_QP, u64::from(qpn.get()) | u64::from(qkey.0) << 32);
+        }
+        if let Some(srqn) = entry.xrc_srqn {
+            control |= HAS_XRC;
+            ring.slots.set(slot, EXTRA, u64::from(srqn.get()));
+        }
+        ring.slots.set(slot, WR_ID, entry.wr_id);
+        ring.slots.set(slot, CONTROL, control);
+        *self.next = index.wrapping_add(1);
+        Ok(index)
     }
+
+    /// Writes what the operation needs beside the common fields; returns its code.
+    fn write_op(ring: &SendRing, slot: u32, entry: &SendEntry<'_>) -> u8 {
+        let set = |word, value| ring.slots.set(slot, word, value);
+        let remote = |addr: u64, rkey: RKey, low: u32| {
+            set(REMOTE_ADDR, addr);
+            set(KEYS, u64::from(low) | u64::from(rkey.0) << 32);
+        };
+        match entry.op {
+            WqeOp::Send => OP_SEND,
+            WqeOp::SendWithImm { imm } => {
+                remote(0, RKey(0), imm);
+                OP_SEND_WITH_IMM
+            }
+            WqeOp::SendWithInv { invalidate_rkey } => {
+                remote(0, invalidate_rkey, 0);
+                OP_SEND_WITH_INV
+            }
+            WqeOp::Write { remote_addr, rkey } => {
+                remote(remote_addr, rkey, 0);
+                OP_WRITE
+            }
+            WqeOp::WriteWithImm { remote_addr, rkey, imm } => {
+                remote(remote_addr, rkey, imm);
+                OP_WRITE_WITH_IMM
+            }
+            WqeOp::Read { remote_addr, rkey } => {
+                remote(remote_addr, rkey, 0);
+                OP_READ
+            }
+            WqeOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+                remote(remote_addr, rkey, 0);
+                set(OPERAND_A, compare);
+                set(OPERAND_B, swap);
+                OP_COMPARE_SWAP
+            }
+            WqeOp::FetchAdd { remote_addr, rkey, add } => {
+                remote(remote_addr, rkey, 0);
+                set(OPERAND_A, add);
+                OP_FETCH_ADD
+            }
+            WqeOp::LocalInv { rkey } => {
+                remote(0, rkey, 0);
+                OP_LOCAL_INV
+            }
+            WqeOp::BindMw => {
+                // A BIND_MW without its bind cannot be executed: it is written as one that names no window.
+                let bind = entry.bind.unwrap_or(Bind {
+                    mw_type: MwType::Type2,
+                    rkey: RKey(0),
+                    mr: LKey(0),
+                    addr: 0,
+                    length: 0,
+                    access: AccessFlags::empty(),
+                });
+                set(REMOTE_ADDR, bind.addr);
+                set(KEYS, u64::from(bind.rkey.0) | u64::from(bind.mr.0) << 32);
+                set(OPERAND_A, bind.length);
+                let mw_type = u64::from(bind.mw_type == MwType::Type1);
+                set(EXTRA, u64::from(bind.access.bits()) | mw_type << 32);
+                OP_BIND_MW
+            }
+            WqeOp::Flush { remote_addr, rkey, length, placement, level } => {
+                remote(remote_addr, rkey, length);
+                let placement = match placement {
+                    FlushPlacement::Global => 0,
+                    FlushPlacement::Persistent => 1,
+                    FlushPlacement::GlobalAndPersistent => 2,
+                };
+                set(OPERAND_A, placement);
+                set(OPERAND_B, u64::from(level == FlushLevel::MemoryRegion));
+                OP_FLUSH
+            }
+            WqeOp::AtomicWrite { remote_addr, rkey } => {
+                remote(remote_addr, rkey, 0);
+                OP_ATOMIC_WRITE
+            }
+        }
+    }
+
     /// Makes everything posted so far visible to the engine.
     pub fn ring_doorbell(&mut self) {
-        todo!()
+        self.ring.posted.store(*self.next, Ordering::Release);
+    }
+}
+
+impl Drop for SendPoster<'_> {
+    fn drop(&mut self) {
+        self.ring_doorbell();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn ring(max_wr: u32) -> SendRing {
+        SendRing::new(SendRingConfig { max_wr, max_sge: 3, max_inline: 100, ud: true })
+    }
+
+    fn entry<'a>(wr_id: u64, op: WqeOp, data: SendData<'a>) -> SendEntry<'a> {
+        SendEntry { wr_id, op, flags: SendFlags::SIGNALED, data, ud: None, xrc_srqn: None, bind: None }
+    }
+
+    fn post(ring: &SendRing, entry: &SendEntry<'_>) -> Result<u32, Refusal> {
+        ring.poster().post(entry)
+    }
+
+    #[test]
+    fn every_operation_comes_back_as_it_was_posted() {
+        let (remote_addr, rkey) = (0x0123_4567_89ab_cdef, RKey(0xfedc_ba98));
+        let flush = |placement, level| WqeOp::Flush { remote_addr, rkey, length: 77, placement, level };
+        let ops = [
+            WqeOp::Send,
+            WqeOp::SendWithImm { imm: 0xffff_fffe },
+            WqeOp::SendWithInv { invalidate_rkey: rkey },
+            WqeOp::Write { remote_addr, rkey },
+            WqeOp::WriteWithImm { remote_addr, rkey, imm: 3 },
+            WqeOp::Read { remote_addr, rkey },
+            WqeOp::CompareSwap { remote_addr, rkey, compare: u64::MAX, swap: 1 },
+            WqeOp::FetchAdd { remote_addr, rkey, add: 1 << 63 },
+            WqeOp::LocalInv { rkey },
+            flush(FlushPlacement::Global, FlushLevel::Range),
+            flush(FlushPlacement::Persistent, FlushLevel::MemoryRegion),
+            flush(FlushPlacement::GlobalAndPersistent, FlushLevel::Range),
+            WqeOp::AtomicWrite { remote_addr, rkey },
+            WqeOp::BindMw,
+        ];
+        let ring = ring(4);
+        for (i, op) in ops.into_iter().enumerate() {
+            let sges =
+                [Sge { addr: 1 + i as u64, length: 8, lkey: LKey(9) }, Sge { addr: 2, length: 5, lkey: LKey(8) }];
+            let index = post(&ring, &entry(i as u64, op, SendData::Sges(&sges))).expect("there is room");
+            let wqe = ring.wqe(index).expect("posted");
+            assert_eq!((wqe.index, wqe.wr_id, wqe.op, wqe.length), (i as u32, i as u64, op, 13));
+            assert_eq!((wqe.flags, wqe.ud, wqe.xrc_srqn), (SendFlags::SIGNALED, None, None));
+            assert_eq!(ring.sges(index).collect::<Vec<_>>(), sges);
+            assert!(!ring.is_inline(index));
+            ring.retire(index + 1);
+        }
+    }
+
+    #[test]
+    fn a_datagram_keeps_its_address() {
+        let av = AddressVector {
+            dgid: Gid(std::array::from_fn(|i| i as u8 + 1)),
+            sgid_index: 7,
+            hop_limit: 64,
+            traffic_class: 0xb9,
+            flow_label: 0xf_ffff,
+            sl: 3,
+            static_rate: 2,
+            port_num: 1,
+        };
+        let ring = ring(1);
+        let mut wr = entry(1, WqeOp::SendWithImm { imm: 5 }, SendData::Inline(b"hello"));
+        wr.ud = Some((av, Qpn::new(0xab_cdef), QKey(0x8000_0001)));
+        let index = post(&ring, &wr).expect("there is room");
+        assert_eq!(ring.wqe(index).and_then(|w| w.ud), wr.ud);
+        let mut out = [0; 4];
+        ring.copy_inline(index, 1, &mut out);
+        assert_eq!(&out, b"ello");
+        assert!(ring.is_inline(index) && ring.sges(index).next().is_none());
+    }
+
+    #[test]
+    fn a_bind_keeps_its_parameters() {
+        let ring = ring(1);
+        let bind = Bind {
+            mw_type: MwType::Type1,
+            rkey: RKey(0x1234_5678),
+            mr: LKey(0x9abc_def0),
+            addr: u64::MAX,
+            length: 1 << 40,
+            access: AccessFlags::REMOTE_READ | AccessFlags::ZERO_BASED,
+        };
+        let mut wr = entry(1, WqeOp::BindMw, SendData::Sges(&[]));
+        wr.bind = Some(bind);
+        let index = post(&ring, &wr).expect("there is room");
+        assert_eq!(ring.bind(index), Some(bind));
+    }
+
+    #[test]
+    fn a_full_ring_refuses_and_takes_again_after_retiring() {
+        let ring = ring(3);
+        assert_eq!(ring.capacity(), 4);
+        let wr = entry(0, WqeOp::Send, SendData::Sges(&[]));
+        for _ in 0..4 {
+            post(&ring, &wr).expect("there is room");
+        }
+        assert_eq!(post(&ring, &wr), Err(Refusal::Full));
+        ring.retire(1);
+        assert_eq!(post(&ring, &wr), Ok(4));
+        assert_eq!(ring.wqe(0), None, "retired");
+        assert_eq!(ring.wqe(5), None, "not posted");
+    }
+
+    #[test]
+    fn too_much_is_refused_one_beyond_the_edge() {
+        let ring = ring(8);
+        let (sges, inline) =
+            (vec![Sge::default(); ring.max_sge() as usize + 1], vec![0; ring.max_inline() as usize + 1]);
+        let posted = |data| post(&ring, &entry(0, WqeOp::Send, data)).map(|_| ());
+        assert_eq!(posted(SendData::Sges(&sges[1..])), Ok(()));
+        assert_eq!(posted(SendData::Sges(&sges)), Err(Refusal::TooManySges));
+        assert_eq!(posted(SendData::Inline(&inline[1..])), Ok(()));
+        assert_eq!(posted(SendData::Inline(&inline)), Err(Refusal::InlineTooLong));
+        let long = Sge { length: (1 << 31) + 1, ..Sge::default() };
+        assert_eq!(posted(SendData::Sges(&[long])), Err(Refusal::MessageTooLong));
+    }
+
+    #[test]
+    fn nothing_is_seen_before_the_doorbell() {
+        let ring = ring(4);
+        let mut poster = ring.poster();
+        poster.post(&entry(0, WqeOp::Send, SendData::Sges(&[]))).expect("there is room");
+        assert_eq!(ring.wqe(0), None);
+        poster.ring_doorbell();
+        assert!(ring.wqe(0).is_some());
+    }
+
+    #[test]
+    fn the_counters_wrap() {
+        let ring = ring(2);
+        let start = u32::MAX - 1;
+        *lock(&ring.next) = start;
+        ring.posted.store(start, Ordering::Relaxed);
+        ring.retired.store(start, Ordering::Relaxed);
+        for i in 0..5 {
+            let index = post(&ring, &entry(i, WqeOp::Send, SendData::Sges(&[]))).expect("there is room");
+            assert_eq!(index, start.wrapping_add(i as u32));
+            assert_eq!(ring.wqe(index).map(|w| w.wr_id), Some(i));
+            assert_eq!(ring.wqe(index.wrapping_add(1)), None);
+            ring.retire(index.wrapping_add(1));
+            assert_eq!(ring.wqe(index), None);
+        }
     }
 }
