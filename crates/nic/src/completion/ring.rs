@@ -1,12 +1,59 @@
-//! The ring of a completion queue.
+//! The ring of a completion queue: one producer (the engine), any number of pollers (one at a time, under a lock of their
+//! own).
+//!
+//! A queue may be made for 262,144 entries and more and mostly stand empty, so storage grows with what the queue really
+//! held at once: it is a chain of segments, each twice the one before, of which the producer fills the last and the
+//! poller drains the first. When a backlog has been seen once, its segment stays, and nothing is allocated any more.
+//!
+//! Arming (clause 11.4.2.2): the poller stores what it waits for, then looks at the queue; the producer stores the completion, then
+//! looks at what is waited for. A full fence in between on both sides makes sure that at least one of them sees the
+//! other, so "request, poll once more, sleep" loses no wake-up.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 
-use scalefabric_verbs::WorkCompletion;
+use scalefabric_verbs::{Qpn, WcStatus, WorkCompletion};
 
-/// Makes a queue of at least `cqe` entries. `events`: whether it has a channel; without one, arming does nothing.
-pub fn completion_queue(_cqe: u32, _events: bool) -> (Producer, Arc<CompletionRing>) {
-    todo!()
+use super::cqe::Cqe;
+use crate::ring::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, lock};
+
+/// Entries of the first segment.
+const FIRST_SEGMENT: u64 = if cfg!(loom) { 2 } else { 64 };
+
+/// Makes a queue of at least `cqe` entries (at least 1). `events`: whether it has a channel; without one, arming does
+/// nothing and placing a completion needs no fence.
+pub fn completion_queue(cqe: u32, events: bool) -> (Producer, Arc<CompletionRing>) {
+    let segment = Arc::new(Segment::new(0, FIRST_SEGMENT));
+    let ring = Arc::new(CompletionRing {
+        capacity: AtomicU32::new(cqe.max(1)),
+        placed: AtomicU64::new(0),
+        taken: AtomicU64::new(0),
+        armed: AtomicU8::new(UNARMED),
+        overrun: AtomicBool::new(false),
+        events,
+        poller: Mutex::new(segment.clone()),
+    });
+    (Producer { ring: ring.clone(), segment, placed: 0 }, ring)
+}
+
+/// A part of the storage. It holds the entries from `start` to `end`, each at its number modulo its size.
+#[derive(Debug)]
+struct Segment {
+    start: u64,
+    entries: Box<[Cqe]>,
+    /// First entry that is in the next segment; `u64::MAX` while this is the last.
+    end: AtomicU64,
+    next: OnceLock<Arc<Segment>>,
+}
+
+impl Segment {
+    fn new(start: u64, size: u64) -> Self {
+        let entries = (0..size).map(|_| Cqe::new()).collect();
+        Self { start, entries, end: AtomicU64::new(u64::MAX), next: OnceLock::new() }
+    }
+
+    fn entry(&self, number: u64) -> &Cqe {
+        &self.entries[(number & (self.entries.len() as u64 - 1)) as usize]
+    }
 }
 
 /// What came of placing a completion.
@@ -27,23 +74,73 @@ pub enum Pushed {
     Lost,
 }
 
+const UNARMED: u8 = 0;
+const ARMED_SOLICITED: u8 = 1;
+const ARMED_NEXT: u8 = 2;
+
 /// The engine's side.
 #[derive(Debug)]
-pub struct Producer {}
+pub struct Producer {
+    ring: Arc<CompletionRing>,
+    segment: Arc<Segment>,
+    placed: u64,
+}
 
 impl Producer {
     /// Places a completion. `solicited`: it also satisfies a request for solicited completions only (a failed one does
     /// so by itself).
-    pub fn push(&mut self, _wc: &WorkCompletion, _solicited: bool) -> Pushed {
-        todo!()
+    pub fn push(&mut self, wc: &WorkCompletion, solicited: bool) -> Pushed {
+        if self.ring.overrun.load(Ordering::Relaxed) {
+            return Pushed::Lost;
+        }
+        // Acquire pairs with the poller's release: its reads of an entry come before our writes to it.
+        let taken = self.ring.taken.load(Ordering::Acquire);
+        if self.placed - taken >= u64::from(self.ring.capacity.load(Ordering::Relaxed)) {
+            self.ring.overrun.store(true, Ordering::Release);
+            return Pushed::Overrun { notify: self.ring.events && self.disarm(true) };
+        }
+        if self.placed - taken.max(self.segment.start) >= self.segment.entries.len() as u64 {
+            self.grow();
+        }
+        self.segment.entry(self.placed).write(wc);
+        self.placed += 1;
+        self.ring.placed.store(self.placed, Ordering::Release);
+        if self.ring.events && self.disarm(solicited || wc.status != WcStatus::Success) {
+            Pushed::Notify
+        } else {
+            Pushed::Quiet
+        }
     }
+
+    /// True, once, if the poller waits for what was just placed.
+    fn disarm(&self, solicited: bool) -> bool {
+        fence(Ordering::SeqCst);
+        let wanted = if solicited { ARMED_SOLICITED } else { ARMED_NEXT };
+        // The second look is for a poller that arms at this moment: `swap` gives the event to exactly one push.
+        self.ring.armed.load(Ordering::Relaxed) >= wanted && self.ring.armed.swap(UNARMED, Ordering::AcqRel) != UNARMED
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let next = Arc::new(Segment::new(self.placed, self.segment.entries.len() as u64 * 2));
+        // The poller looks at `next` only after it has seen `end`.
+        let _ = self.segment.next.set(next.clone());
+        self.segment.end.store(self.placed, Ordering::Release);
+        self.segment = next;
+    }
+
     /// Changes the size. False (and no change) if the queue holds more than `cqe` now.
-    pub fn resize(&mut self, _cqe: u32) -> bool {
-        todo!()
+    pub fn resize(&mut self, cqe: u32) -> bool {
+        let fits = u64::from(cqe) >= self.placed - self.ring.taken.load(Ordering::Acquire) && cqe > 0;
+        if fits {
+            self.ring.capacity.store(cqe, Ordering::Relaxed);
+        }
+        fits
     }
+
     /// The other side.
     pub fn ring(&self) -> &Arc<CompletionRing> {
-        todo!()
+        &self.ring
     }
 }
 
@@ -58,33 +155,227 @@ pub enum Polled {
 
 /// The side that polls.
 #[derive(Debug)]
-pub struct CompletionRing {}
+pub struct CompletionRing {
+    capacity: AtomicU32,
+    /// Completions placed since the beginning. Only the engine writes it.
+    placed: AtomicU64,
+    /// Completions taken since the beginning. Only the poller writes it.
+    taken: AtomicU64,
+    armed: AtomicU8,
+    overrun: AtomicBool,
+    events: bool,
+    /// The segment from which the next completion is taken, and the lock of those who poll.
+    poller: Mutex<Arc<Segment>>,
+}
 
 impl CompletionRing {
     /// Entries it holds.
     pub fn capacity(&self) -> u32 {
-        todo!()
+        self.capacity.load(Ordering::Relaxed)
     }
+
     /// Completions in it now.
     pub fn len(&self) -> u32 {
-        todo!()
+        // `taken` first: it may only grow towards `placed`.
+        let taken = self.taken.load(Ordering::Acquire);
+        (self.placed.load(Ordering::Acquire) - taken) as u32
     }
+
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
-        todo!()
+        self.len() == 0
     }
+
+    /// True once a completion was lost.
+    pub fn has_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Acquire)
+    }
+
     /// Takes up to `out.len()` completions, in order. What was placed before an overrun is still handed out.
-    pub fn poll(&self, _out: &mut [WorkCompletion]) -> Polled {
-        todo!()
+    pub fn poll(&self, out: &mut [WorkCompletion]) -> Polled {
+        // The cheap look at an empty queue takes no lock.
+        if self.taken.load(Ordering::Relaxed) == self.placed.load(Ordering::Acquire) {
+            // Read after `placed`: a completion placed before the overrun is not passed over by another poller's look.
+            return if self.has_overrun() && self.is_empty() { Polled::Overrun } else { Polled::Some(0) };
+        }
+        let mut segment = lock(&self.poller);
+        let (start, placed) = (self.taken.load(Ordering::Relaxed), self.placed.load(Ordering::Acquire));
+        let (mut number, mut count) = (start, 0);
+        while number != placed && count < out.len() {
+            if number == segment.end.load(Ordering::Acquire) {
+                let next = segment.next.get().expect("a segment that has ended has a next").clone();
+                *segment = next;
+            }
+            if let Some(wc) = segment.entry(number).read() {
+                out[count] = wc;
+                count += 1;
+            }
+            number += 1;
+        }
+        // Release: our reads come before the producer's next writes to those entries.
+        self.taken.store(number, Ordering::Release);
+        Polled::Some(count)
     }
+
     /// Drops the completions of a QP that is destroyed or reset, which must never be seen again (clause 10.2.4.4). The
-    /// caller holds the engine's lock.
-    pub fn forget_qp(&self, _qpn: scalefabric_verbs::Qpn) {
-        todo!()
+    /// caller holds the engine's lock, so nothing is placed meanwhile.
+    pub fn forget_qp(&self, qpn: Qpn) {
+        let first = lock(&self.poller);
+        let (start, placed) = (self.taken.load(Ordering::Relaxed), self.placed.load(Ordering::Acquire));
+        let mut segment: &Arc<Segment> = &first;
+        for number in start..placed {
+            if number == segment.end.load(Ordering::Acquire) {
+                segment = segment.next.get().expect("a segment that has ended has a next");
+            }
+            if segment.entry(number).qpn() == qpn {
+                segment.entry(number).forget();
+            }
+        }
     }
+
     /// Asks for one event: at the next completion, or only at a solicited or failed one. A request for the next one is
-    /// never weakened by a later one for solicited ones.
-    pub fn req_notify(&self, _solicited_only: bool) {
-        todo!()
+    /// never weakened by a later one for solicited ones. After it, poll once more before sleeping.
+    pub fn req_notify(&self, solicited_only: bool) {
+        if self.events {
+            let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED_NEXT };
+            self.armed.fetch_max(wanted, Ordering::AcqRel);
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use scalefabric_verbs::{RKey, WcFlags, WcOpcode};
+
+    pub(super) fn wc(wr_id: u64) -> WorkCompletion {
+        WorkCompletion {
+            wr_id,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            vendor_err: 0,
+            byte_len: 0,
+            imm: 0,
+            invalidated_rkey: RKey(0),
+            qp_num: Qpn::new(wr_id as u32 % 3),
+            src_qp: Qpn::new(0),
+            flags: WcFlags::empty(),
+            pkey_index: 0,
+            sl: 0,
+        }
+    }
+
+    fn poll(ring: &CompletionRing, max: usize) -> Vec<u64> {
+        let mut out = vec![wc(0); max];
+        match ring.poll(&mut out) {
+            Polled::Some(n) => out[..n].iter().map(|w| w.wr_id).collect(),
+            Polled::Overrun => panic!("overrun"),
+        }
+    }
+
+    #[test]
+    fn completions_come_in_order_while_storage_grows() {
+        let (mut producer, ring) = completion_queue(100_000, false);
+        let (mut pushed, mut polled) = (0u64, 0u64);
+        // Backlogs that grow and shrink, across several segments.
+        for (push, take) in [(10, 3), (200, 50), (1000, 1157), (1, 1), (5000, 20), (3, 4000), (70_000, 70_983)] {
+            for _ in 0..push {
+                assert_eq!(producer.push(&wc(pushed), false), Pushed::Quiet);
+                pushed += 1;
+            }
+            assert_eq!(poll(&ring, take), (polled..polled + take as u64).collect::<Vec<_>>());
+            polled += take as u64;
+        }
+        assert!(ring.is_empty());
+        let size = producer.segment.entries.len();
+        for i in pushed..pushed + 1_000_000 {
+            let _ = producer.push(&wc(i), false);
+            assert_eq!(poll(&ring, 2), [i]);
+        }
+        assert_eq!(producer.segment.entries.len(), size, "a backlog seen once needs no more storage");
+    }
+
+    #[test]
+    fn an_empty_queue_of_a_quarter_million_entries_is_small() {
+        let (producer, ring) = completion_queue(262_144, true);
+        assert_eq!(ring.capacity(), 262_144);
+        assert_eq!(producer.segment.entries.len(), 64);
+    }
+
+    #[test]
+    fn overrun_is_told_once_and_stays() {
+        let (mut producer, ring) = completion_queue(2, true);
+        ring.req_notify(true);
+        assert_eq!(producer.push(&wc(0), false), Pushed::Quiet);
+        assert_eq!(producer.push(&wc(1), false), Pushed::Quiet);
+        assert_eq!(producer.push(&wc(2), false), Pushed::Overrun { notify: true });
+        assert_eq!(producer.push(&wc(3), true), Pushed::Lost);
+        assert_eq!(poll(&ring, 4), [0, 1], "what came before is handed out");
+        assert_eq!(ring.poll(&mut [wc(0)]), Polled::Overrun);
+        assert_eq!(producer.push(&wc(4), true), Pushed::Lost);
+        assert_eq!(ring.poll(&mut [wc(0)]), Polled::Overrun);
+    }
+
+    #[test]
+    fn exactly_full_is_no_overrun() {
+        let (mut producer, ring) = completion_queue(3, false);
+        for i in 0..10 {
+            for j in 0..3 {
+                assert_eq!(producer.push(&wc(3 * i + j), false), Pushed::Quiet);
+            }
+            assert_eq!(poll(&ring, 3).len(), 3);
+        }
+    }
+
+    #[test]
+    fn one_request_makes_one_event() {
+        let (mut producer, ring) = completion_queue(10, true);
+        assert_eq!(producer.push(&wc(0), true), Pushed::Quiet, "not armed");
+        ring.req_notify(false);
+        assert_eq!(producer.push(&wc(1), false), Pushed::Notify);
+        assert_eq!(producer.push(&wc(2), false), Pushed::Quiet);
+    }
+
+    #[test]
+    fn a_request_for_solicited_ones_waits_for_a_solicited_or_failed_one() {
+        let (mut producer, ring) = completion_queue(10, true);
+        ring.req_notify(true);
+        assert_eq!(producer.push(&wc(0), false), Pushed::Quiet);
+        assert_eq!(producer.push(&wc(1), true), Pushed::Notify);
+        ring.req_notify(true);
+        let failed = WorkCompletion { status: WcStatus::WrFlushErr, ..wc(2) };
+        assert_eq!(producer.push(&failed, false), Pushed::Notify);
+        ring.req_notify(false);
+        ring.req_notify(true);
+        assert_eq!(producer.push(&wc(3), false), Pushed::Notify, "not weakened");
+    }
+
+    #[test]
+    fn resize_is_refused_below_what_it_holds() {
+        let (mut producer, ring) = completion_queue(4, false);
+        for i in 0..4 {
+            let _ = producer.push(&wc(i), false);
+        }
+        assert!(!producer.resize(3));
+        assert!(producer.resize(5));
+        assert_eq!(producer.push(&wc(4), false), Pushed::Quiet);
+        assert_eq!(poll(&ring, 4), [0, 1, 2, 3]);
+        assert!(!producer.resize(0));
+        assert!(producer.resize(1));
+        assert_eq!((ring.capacity(), ring.len()), (1, 1));
+        assert_eq!(producer.push(&wc(5), false), Pushed::Overrun { notify: false });
+    }
+
+    #[test]
+    fn completions_of_a_forgotten_qp_are_never_seen() {
+        let (mut producer, ring) = completion_queue(1000, false);
+        for i in 0..300 {
+            let _ = producer.push(&wc(i), false);
+        }
+        assert_eq!(poll(&ring, 10).len(), 10);
+        ring.forget_qp(Qpn::new(1));
+        assert_eq!(poll(&ring, 1000), (10..300).filter(|i| i % 3 != 1).collect::<Vec<_>>());
+        assert_eq!(ring.len(), 0);
     }
 }
