@@ -48,6 +48,7 @@ counted! {
         OpcodeSequence "drop_opcode_sequence" "FIRST, MIDDLE, LAST came in an impossible order.";
         BadLength "drop_bad_length" "Payload length does not fit the path MTU, the RETH or the receive buffer.";
         RemoteAccess "drop_remote_access" "R_Key, bounds or access flags do not allow it.";
+        LocalProtection "drop_local_protection" "The receive buffer could not be written: bad L_Key, bounds, rights, or memory that went away.";
         UnexpectedResponse "drop_unexpected_response" "An ACK or a response that no outstanding request asked for.";
         StaleResponse "drop_stale_response" "A response to a request that is already complete.";
         NoResources "drop_no_resources" "No room to remember another READ or atomic: max_dest_rd_atomic exceeded.";

@@ -11,7 +11,7 @@ use crate::congestion::Congestion;
 use crate::context::{Context, Fatal};
 use crate::counter::{Counter, DropReason};
 use crate::host::{Host, Incoming};
-use crate::responder::Responder;
+use crate::responder::{Acks, Cnps, Responder};
 use crate::time::Time;
 
 /// What a device decides for its QPs, beyond their attributes.
@@ -26,6 +26,10 @@ pub struct Config {
     pub advertise_credits: bool,
     /// Least time between two CNPs of one QP, ns. Default 4 µs (clause A17.9.3 leaves it open; mlx5 has 4 µs).
     pub cnp_interval_ns: u64,
+    /// When a responder acknowledges. Default: one ACK for each batch of packets that were received together.
+    pub acks: Acks,
+    /// Whether packets that were marked CE are answered with CNPs. Default: yes, paced by `cnp_interval_ns`.
+    pub cnps: Cnps,
     /// Controller.
     pub congestion: Congestion,
 }
@@ -37,6 +41,8 @@ impl Default for Config {
             ack_req_interval: 16,
             advertise_credits: true,
             cnp_interval_ns: 4_000,
+            acks: Acks::Coalesced,
+            cnps: Cnps::Paced,
             congestion: Congestion::None,
         }
     }
