@@ -1,3 +1,50 @@
 //! `sfab`, the one binary of scaleFabric. Each command is one file; this file only parses the command line.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong use or wrong input, 130 interrupted.
 
-fn main() {}
+mod command;
+mod demo;
+mod failure;
+mod software;
+mod table;
+mod terminal;
+mod units;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// RDMA that runs anywhere: a software RDMA NIC and its tools.
+#[derive(Parser)]
+#[command(name = "sfab", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(Box<demo::Options>),
+    Devices(command::devices::Options),
+    Gids(command::gids::Options),
+    Counters(command::counters::Options),
+    Decode(command::decode::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Devices(options) => command::devices::run(&options),
+        Command::Gids(options) => command::gids::run(&options),
+        Command::Counters(options) => command::counters::run(&options),
+        Command::Decode(options) => command::decode::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if failure.is_to_be_told() {
+                eprintln!("sfab: {failure}");
+            }
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The small commands, one file each.
+
+pub mod counters;
+pub mod decode;
+pub mod devices;
+pub mod gids;

@@ -1,0 +1,40 @@
+//! Opening the software NIC with what the command line says. The only file of this crate that names a backend.
+
+use crate::failure::{During, Failure};
+use scalefabric_verbs::{Context, Provider};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What commands can ask of the software NIC.
+#[derive(Clone, Debug, Default)]
+pub struct SoftwareOptions {
+    /// Faults, each as `kind=rate`.
+    pub faults: Vec<String>,
+    /// Seed of the faults.
+    pub seed: u64,
+    /// Where to write what passes.
+    pub capture: Option<PathBuf>,
+}
+
+/// The software provider.
+pub fn provider(_options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
+    Err(Failure::failed("the software NIC is not part of this build yet"))
+}
+
+/// Says what is wrong with `--fault`, before anything starts.
+pub fn check_faults(_faults: &[String]) -> Result<(), Failure> {
+    Ok(())
+}
+
+/// Opens all devices, or the named one.
+pub fn open_all(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<Arc<dyn Context>>, Failure> {
+    let provider = provider(options)?;
+    let names: Vec<String> = match only {
+        Some(name) => vec![name.to_owned()],
+        None => provider.devices().during(|| "list the devices")?.into_iter().map(|device| device.name).collect(),
+    };
+    if names.is_empty() {
+        return Err(Failure::failed("there is no device: no network interface is up that has an address"));
+    }
+    names.iter().map(|name| provider.open(name).during(|| format!("open device {name}"))).collect()
+}
