@@ -1,1 +1,344 @@
-//! A port around a port that writes what passes to a pcapng file.
+//! A port around a port that writes what passes to a pcapng file, so that Wireshark and `sfab decode` can read it.
+//!
+//! A UDP socket shows no headers: Ethernet, IP and UDP headers are made here from what the port knows. The IPv4
+//! identification is the one the packet travelled with (for received ones: the predicted one, or the one that makes the
+//! ICRC right), so that a third-party ICRC check agrees. Each port of the device is two interfaces in the file, one for each
+//! way. What cannot be written ends the capture, never the traffic.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use scalefabric_transport::DropReason;
+use scalefabric_wire::icrc::{Check, Flow, InverseCache};
+use scalefabric_wire::packet::UDP_PORT;
+use scalefabric_wire::pcap::{Endian, LinkType};
+use scalefabric_wire::pcapng::Writer;
+use scalefabric_wire::{ethernet, ipv4, ipv6, udp};
+
+use super::{Datagram, Port, Sent, Train};
+
+/// Bytes that wait before they are written.
+const BUFFER: usize = 64 << 10;
+/// Longest time that something waits, ns.
+const FLUSH_NS: u64 = 100_000_000;
+
+struct Output {
+    file: File,
+    writer: Writer,
+    buffer: Vec<u8>,
+    interfaces: u32,
+    flushed_ns: u64,
+    error: Option<io::Error>,
+    cache: InverseCache,
+    frame: Vec<u8>,
+}
+
+impl Output {
+    fn write_out(&mut self) {
+        if self.error.is_none()
+            && !self.buffer.is_empty()
+            && let Err(error) = self.file.write_all(&self.buffer)
+        {
+            self.error = Some(error);
+        }
+        self.buffer.clear();
+    }
+}
+
+/// A capture file; any number of ports may write to it.
+pub struct Capture {
+    output: Mutex<Output>,
+    /// Added to the engine's clock to get the time of day.
+    epoch_offset_ns: u64,
+}
+
+impl std::fmt::Debug for Capture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Capture")
+    }
+}
+
+impl Capture {
+    /// Creates or overwrites the file. `epoch_offset_ns` is what has to be added to the engine's clock to get nanoseconds
+    /// since 1970; 0 for simulated time.
+    pub fn create(path: &Path, epoch_offset_ns: u64) -> io::Result<Arc<Self>> {
+        let file = File::create(path)?;
+        let mut buffer = Vec::with_capacity(2 * BUFFER);
+        let writer = Writer::new(&mut buffer, Endian::Little);
+        let output = Output {
+            file,
+            writer,
+            buffer,
+            interfaces: 0,
+            flushed_ns: 0,
+            error: None,
+            cache: InverseCache::new(),
+            frame: Vec::new(),
+        };
+        Ok(Arc::new(Self { output: Mutex::new(output), epoch_offset_ns }))
+    }
+
+    fn output(&self) -> std::sync::MutexGuard<'_, Output> {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tape for one port of a device, named as in `sf0/1`.
+    pub fn tape(self: &Arc<Self>, name: &str) -> Tape {
+        let mut output = self.output();
+        let Output { writer, buffer, .. } = &mut *output;
+        writer.interface(buffer, LinkType::ETHERNET, &format!("{name} in"));
+        writer.interface(buffer, LinkType::ETHERNET, &format!("{name} out"));
+        let first = output.interfaces;
+        output.interfaces += 2;
+        drop(output);
+        Tape { capture: self.clone(), first }
+    }
+
+    /// Writes what waits. The error that ended the capture, if one did.
+    pub fn finish(&self) -> io::Result<()> {
+        let mut output = self.output();
+        output.write_out();
+        match &output.error {
+            Some(error) => Err(io::Error::new(error.kind(), format!("the capture ended early: {error}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+/// Which way a datagram went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It was received.
+    In,
+    /// It was sent.
+    Out,
+}
+
+/// One port's part of a capture.
+#[derive(Clone, Debug)]
+pub struct Tape {
+    capture: Arc<Capture>,
+    first: u32,
+}
+
+impl Tape {
+    /// Records a datagram with a comment, which may be empty.
+    pub fn record(&mut self, now_ns: u64, way: Way, datagram: &Datagram<'_>, comment: &str) {
+        let mut output = self.capture.output();
+        let Output { writer, buffer, cache, frame, error, .. } = &mut *output;
+        if error.is_some() {
+            return;
+        }
+        let mut datagram = *datagram;
+        if let (Way::In, IpAddr::V4(src), IpAddr::V4(dst)) = (way, datagram.src, datagram.dst)
+            && let Check::OkWithId(id) =
+                Flow::v4(src, dst, datagram.src_port).check(datagram.ip_id, datagram.bytes, cache)
+        {
+            datagram.ip_id = id;
+        }
+        if !make_frame(frame, &datagram) {
+            return;
+        }
+        let interface = self.first + u32::from(way == Way::Out);
+        let time_ns = now_ns.wrapping_add(self.capture.epoch_offset_ns);
+        writer.packet(buffer, interface, time_ns, frame.len() as u32, frame, comment);
+        if buffer.len() >= BUFFER {
+            output.write_out();
+        }
+    }
+
+    /// Records datagram `index` of a train.
+    pub fn record_sent(&mut self, now_ns: u64, train: &Train<'_>, index: usize, bytes: &[u8], comment: &str) {
+        let datagram = Datagram {
+            src: train.src,
+            src_port: train.src_port,
+            dst: train.dst,
+            traffic_class: train.traffic_class,
+            hop_limit: train.hop_limit,
+            flow_label: train.flow_label,
+            ip_id: index as u16,
+            bytes,
+        };
+        self.record(now_ns, Way::Out, &datagram, comment);
+    }
+
+    /// Writes what has waited long enough.
+    pub fn flush(&mut self, now_ns: u64) {
+        let mut output = self.capture.output();
+        if now_ns.wrapping_sub(output.flushed_ns) >= FLUSH_NS {
+            output.flushed_ns = now_ns;
+            output.write_out();
+        }
+    }
+}
+
+/// Makes the frame that the datagram travelled in. False if it cannot have been one.
+fn make_frame(frame: &mut Vec<u8>, datagram: &Datagram<'_>) -> bool {
+    let udp_len = udp::LEN + datagram.bytes.len();
+    let (Ok(length), Ok(_)) = (u16::try_from(udp_len), u16::try_from(udp_len + ipv4::LEN)) else { return false };
+    let mut header = udp::Udp { src_port: datagram.src_port, dst_port: UDP_PORT, length, checksum: 0 };
+    let mut ether = [0; ethernet::LEN];
+    let mac = |ip: IpAddr| match ip {
+        // Multicast addresses have theirs (RFC 1112, RFC 2464); the others' are made up from the IP address.
+        IpAddr::V4(v4) if v4.is_multicast() => {
+            let [_, b, c, d] = v4.octets();
+            [0x01, 0x00, 0x5e, b & 0x7f, c, d]
+        }
+        IpAddr::V6(v6) if v6.is_multicast() => {
+            let [.., a, b, c, d] = v6.octets();
+            [0x33, 0x33, a, b, c, d]
+        }
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [0x02, 0x00, a, b, c, d]
+        }
+        IpAddr::V6(v6) => {
+            let [.., a, b, c, d] = v6.octets();
+            [0x02, 0x06, a, b, c, d]
+        }
+    };
+    let ethertype = if datagram.src.is_ipv4() { 0x0800 } else { 0x86dd };
+    ethernet::Ethernet { dst: mac(datagram.dst), src: mac(datagram.src), ethertype }.emit(&mut ether);
+    frame.clear();
+    frame.extend_from_slice(&ether);
+    match (datagram.src, datagram.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let mut ip = ipv4::Ipv4 {
+                traffic_class: datagram.traffic_class,
+                total_len: length + ipv4::LEN as u16,
+                id: datagram.ip_id,
+                flags_and_offset: ipv4::Ipv4::DF,
+                ttl: datagram.hop_limit,
+                protocol: ipv4::UDP,
+                checksum: 0,
+                src,
+                dst,
+            };
+            ip.checksum = ip.right_checksum();
+            let mut bytes = [0; ipv4::LEN];
+            ip.emit(&mut bytes);
+            frame.extend_from_slice(&bytes);
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let ip = ipv6::Ipv6 {
+                traffic_class: datagram.traffic_class,
+                flow_label: datagram.flow_label,
+                payload_len: length,
+                next_header: ipv4::UDP,
+                hop_limit: datagram.hop_limit,
+                src,
+                dst,
+            };
+            let mut bytes = [0; ipv6::LEN];
+            ip.emit(&mut bytes);
+            frame.extend_from_slice(&bytes);
+            header.checksum = checksum_v6(&src.octets(), &dst.octets(), &header, datagram.bytes);
+        }
+        _ => return false,
+    }
+    let mut bytes = [0; udp::LEN];
+    header.emit(&mut bytes);
+    frame.extend_from_slice(&bytes);
+    frame.extend_from_slice(datagram.bytes);
+    true
+}
+
+/// The UDP checksum over IPv6, where it is not optional (RFC 8200, section 8.1).
+fn checksum_v6(src: &[u8; 16], dst: &[u8; 16], header: &udp::Udp, payload: &[u8]) -> u16 {
+    let mut bytes = [0; udp::LEN];
+    udp::Udp { checksum: 0, ..*header }.emit(&mut bytes);
+    let mut sum = u64::from(header.length) + u64::from(ipv4::UDP);
+    for part in [&src[..], &dst[..], &bytes[..], payload] {
+        for word in part.chunks(2) {
+            sum += u64::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    match !(sum as u16) {
+        0 => 0xffff,
+        sum => sum,
+    }
+}
+
+/// A port that records.
+#[derive(Debug)]
+pub struct CapturePort<P> {
+    inner: P,
+    tape: Tape,
+    now_ns: u64,
+}
+
+impl<P: Port> CapturePort<P> {
+    /// Puts a tape around a port.
+    pub fn new(inner: P, tape: Tape) -> Self {
+        Self { inner, tape, now_ns: 0 }
+    }
+}
+
+impl<P: Port> Port for CapturePort<P> {
+    fn receive(&mut self, max: usize, sink: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        let Self { inner, tape, now_ns } = self;
+        inner.receive(max, &mut |datagram| {
+            tape.record(*now_ns, Way::In, datagram, "");
+            sink(datagram);
+        })
+    }
+
+    fn send(&mut self, train: &Train<'_>) -> Sent {
+        let sent = self.inner.send(train);
+        if sent == Sent::Done {
+            for (index, bytes) in train.bytes.chunks(train.segment.max(1)).enumerate() {
+                self.tape.record_sent(self.now_ns, train, index, bytes, "");
+            }
+        }
+        sent
+    }
+
+    fn set_time(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.inner.set_time(now_ns);
+    }
+
+    fn take_drops(&mut self, sink: &mut dyn FnMut(DropReason, u64)) {
+        self.inner.take_drops(sink);
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+        self.tape.flush(self.now_ns);
+    }
+
+    fn source_port(&self, src: IpAddr, flow: u32) -> u16 {
+        self.inner.source_port(src, flow)
+    }
+
+    fn max_train(&self) -> usize {
+        self.inner.max_train()
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.inner.deadline()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.leave(group)
+    }
+}
+
+#[cfg(test)]
+mod tests;
