@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use scalefabric_wire::cm::{CmMad, IpAddressing, Message};
 use scalefabric_wire::frame::{Capture, Frame};
 use scalefabric_wire::icrc::{Check, Flow, InverseCache};
 use scalefabric_wire::pcap::Record;
+use scalefabric_wire::{Qpn, describe};
 
 fn captures() -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/rxe");
@@ -71,6 +73,35 @@ fn the_fast_icrc_agrees_and_finds_every_unknown_identification() {
     });
 }
 
+#[test]
+fn every_cm_message_is_read_and_made_again() {
+    let mut messages = BTreeMap::new();
+    for_each(|at, _, frame| {
+        if frame.packet.headers.bth.dest_qp != Qpn::GSI {
+            return;
+        }
+        let mad = CmMad::parse(frame.packet.payload).unwrap_or_else(|e| panic!("{at}: {e}"));
+        assert_eq!(mad.emit(), frame.packet.payload, "{at}: {}", describe::cm(&mad));
+        *messages.entry(mad.message.name()).or_insert(0) += 1;
+        if let Message::Req(req) = &mad.message {
+            let ip = IpAddressing::parse(&req.private_data).unwrap_or_else(|e| panic!("{at}: {e}"));
+            assert_eq!((ip.src, ip.dst), (frame.ip.src(), frame.ip.dst()), "{at}");
+            assert_eq!((req.primary.local_gid, req.primary.remote_gid), (frame.src(), frame.dst()), "{at}");
+        }
+    });
+    let want =
+        [("DREP", 2), ("DREQ", 2), ("REJ", 1), ("REP", 2), ("REQ", 3), ("RTU", 2), ("SIDR_REP", 1), ("SIDR_REQ", 1)];
+    assert_eq!(messages, BTreeMap::from(want));
+}
+
+#[test]
+fn every_packet_has_its_line() {
+    for_each(|at, record, frame| {
+        let line = describe::line(record.time_ns, frame);
+        assert!(line.ends_with(" icrc ok") && line.contains(" qp 0x"), "{at}: {line}");
+    });
+}
+
 /// Fields that are compared with tshark's: its name, and ours as tshark would print it.
 const FIELDS: &[&str] = &[
     "infiniband.bth.opcode",
@@ -86,7 +117,11 @@ const FIELDS: &[&str] = &[
     "infiniband.aeth.msn",
     "infiniband.deth.srcqp",
     "infiniband.immdt",
+    // Set where tshark tried to read the payload as some upper protocol and failed; it then gives up on the rest.
+    MALFORMED,
 ];
+
+const MALFORMED: &str = "_ws.malformed";
 
 /// tshark's numbers: decimal, hexadecimal with 0x, or words for flags.
 fn number(text: &str) -> Option<u64> {
@@ -141,7 +176,11 @@ fn tshark_reads_the_same_fields() {
             ]);
             let theirs: Vec<&str> =
                 lines.get(i).unwrap_or_else(|| panic!("{name}: a line a packet")).split('|').collect();
+            let gave_up = theirs.last().is_some_and(|theirs| !theirs.is_empty());
             for (field, theirs) in FIELDS.iter().zip(theirs) {
+                if *field == MALFORMED || gave_up && *field == "infiniband.invariant.crc" {
+                    continue;
+                }
                 let theirs = theirs.trim();
                 let theirs = match *field {
                     // Printed as bytes.

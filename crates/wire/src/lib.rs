@@ -38,6 +38,10 @@ pub mod xrceth;
 pub mod icrc;
 pub mod packet;
 
+pub mod cm;
+pub mod mad;
+
+pub mod describe;
 pub mod frame;
 pub mod pcap;
 pub mod pcapng;
