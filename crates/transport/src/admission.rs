@@ -41,7 +41,7 @@ struct StateChecked<'a>(ServiceChecked<'a>);
 struct SourceChecked<'a>(StateChecked<'a>, bool);
 
 /// Passes `packet` through all checks; counts the reason and returns `None` if it is dropped.
-pub fn admit<'a, H: Host>(ctx: &Context, host: &mut H, packet: &'a Incoming<'a>) -> Option<Admitted<'a>> {
+pub fn admit<'a, H: Host>(ctx: &mut Context, host: &mut H, packet: &'a Incoming<'a>) -> Option<Admitted<'a>> {
     let admitted = check_service(ctx, packet)
         .and_then(|p| check_state(ctx, p))
         .and_then(|p| check_source(ctx, host, p))
@@ -88,7 +88,7 @@ fn check_state<'a>(ctx: &Context, p: ServiceChecked<'a>) -> Result<StateChecked<
 /// clause 9.6.1.5 are IP addresses here). In ARMED a packet with MigReq set is a wish to migrate, and then it is the
 /// alternate path that must match (clause 17.2.8.1.3).
 fn check_source<'a, H: Host>(
-    ctx: &Context,
+    ctx: &mut Context,
     host: &mut H,
     p: StateChecked<'a>,
 ) -> Result<SourceChecked<'a>, DropReason> {
@@ -108,7 +108,8 @@ fn check_source<'a, H: Host>(
     }
     // By the primary path it can only be a packet from before the peer armed itself. By another it is a migration to a
     // path that we do not know.
-    if !primary {
+    if !primary && !ctx.migration_error_raised {
+        ctx.migration_error_raised = true;
         host.event(EventType::PathMigErr);
     }
     Err(DropReason::WrongPeer)

@@ -9,11 +9,15 @@
 extern crate alloc;
 
 pub mod admission;
+mod completer;
 pub mod congestion;
 pub mod context;
 pub mod counter;
 pub mod host;
+mod migration;
+mod modify;
 pub mod queue_pair;
+mod requester;
 pub mod responder;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -1,16 +1,17 @@
 //! One queue pair's protocol: the face that `nic` and the tests see. It holds what requester, responder and completer
-//! share (type, number, state, attributes) and hands each call to the part that owns it.
+//! share (type, number, state, attributes) and hands each call to the part that owns it. What `modify` does stands in
+//! `modify.rs`.
 
-use scalefabric_verbs::{
-    AccessFlags, AddressVector, MigState, Mtu, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn, VerbsError, WcStatus,
-};
-use scalefabric_wire::{Gid, Psn, QKey};
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{QpAttr, QpState, QpType, Qpn, WcStatus};
 
 use crate::admission::{self, Receiver};
-use crate::congestion::Congestion;
+use crate::congestion::{Congestion, Controller, Signal};
 use crate::context::{Context, Fatal};
-use crate::counter::{Counter, DropReason};
+use crate::counter::Counter;
 use crate::host::{Host, Incoming};
+use crate::migration;
+use crate::requester::{Requester, Stop};
 use crate::responder::{Acks, Cnps, Responder};
 use crate::time::Time;
 
@@ -61,59 +62,33 @@ pub enum Next {
     At(Time),
 }
 
+impl Next {
+    /// What two parts of one QP wait for, together.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Blocked, _) | (_, Self::Blocked) => Self::Blocked,
+            (Self::Ready, _) | (_, Self::Ready) => Self::Ready,
+            (Self::At(a), Self::At(b)) => Self::At(a.min(b)),
+            (Self::At(a), Self::Idle) | (Self::Idle, Self::At(a)) => Self::At(a),
+            (Self::Idle, Self::Idle) => Self::Idle,
+        }
+    }
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
-    ctx: Context,
-    responder: Responder,
+    pub(crate) ctx: Context,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
 }
-
-const NO_PATH: AddressVector = AddressVector {
-    dgid: Gid::ZERO,
-    sgid_index: 0,
-    hop_limit: 0,
-    traffic_class: 0,
-    flow_label: 0,
-    sl: 0,
-    static_rate: 0,
-    port_num: 0,
-};
-
-/// Attributes of a QP in RESET, as `query` shows them.
-const RESET_ATTR: QpAttr = QpAttr {
-    qp_state: QpState::Reset,
-    cur_qp_state: QpState::Reset,
-    path_mtu: Mtu::Mtu256,
-    path_mig_state: MigState::Migrated,
-    qkey: QKey(0),
-    rq_psn: Psn::new(0),
-    sq_psn: Psn::new(0),
-    dest_qp_num: Qpn::new(0),
-    qp_access_flags: AccessFlags::empty(),
-    cap: QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 },
-    ah_attr: NO_PATH,
-    alt_ah_attr: NO_PATH,
-    pkey_index: 0,
-    alt_pkey_index: 0,
-    en_sqd_async_notify: false,
-    sq_draining: false,
-    max_rd_atomic: 0,
-    max_dest_rd_atomic: 0,
-    min_rnr_timer: 0,
-    port_num: 0,
-    timeout: 0,
-    retry_cnt: 0,
-    rnr_retry: 0,
-    alt_port_num: 0,
-    alt_timeout: 0,
-    rate_limit: 0,
-};
 
 impl QueuePair {
     /// A QP in RESET.
     pub fn new(qp_type: QpType, qpn: Qpn, config: Config) -> Self {
         Self {
-            ctx: Context { qp_type, qpn, state: QpState::Reset, attr: RESET_ATTR, config },
+            ctx: Context::new(qp_type, qpn, config),
+            requester: Requester::new(config.congestion),
             responder: Responder::new(),
         }
     }
@@ -133,95 +108,135 @@ impl QueuePair {
         self.ctx.state
     }
 
-    /// Changes attributes and state by the table of `verbs::state`; all or nothing.
-    pub fn modify<H: Host>(&mut self, _host: &mut H, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
-        if mask.contains(QpAttrMask::RQ_PSN) {
-            self.responder.start(attr.rq_psn);
-        }
-        if mask.contains(QpAttrMask::STATE) {
-            self.ctx.state = attr.qp_state;
-        }
-        Ok(())
-    }
-
-    /// All attributes as they are now (`cap` is the host's to fill).
+    /// All attributes as they are now (`cap` is the host's to fill). After a migration the path in use is `ah_attr`, and
+    /// the one that was left is `alt_ah_attr`.
     pub fn query(&self) -> QpAttr {
         let mut attr = self.ctx.attr;
         attr.qp_state = self.ctx.state;
         attr.cur_qp_state = self.ctx.state;
+        attr.sq_draining = self.requester.draining;
+        attr.sq_psn = self.requester.next_psn();
         attr.rq_psn = self.responder.expected_psn();
         attr
     }
 
-    /// Sends at most `budget` packets: READ responses first, then requests.
+    /// Sends at most `budget` packets: answers first, but never so many that requests starve.
     pub fn transmit<H: Host>(&mut self, host: &mut H, budget: usize) -> Next {
-        let mut budget = budget;
-        match self.responder.transmit(&self.ctx, host, &mut budget) {
+        let mut answers = budget.div_ceil(2);
+        let mut left = budget - answers;
+        let mut next = self.transmit_answers(host, &mut answers);
+        left += answers;
+        if next == Next::Blocked {
+            return next;
+        }
+        let requests = match self.requester.transmit(&self.ctx, host, &mut left) {
+            Ok(requests) => requests,
+            Err(stop) => {
+                self.stop(host, stop);
+                Next::Idle
+            }
+        };
+        if next == Next::Ready && left > 0 && requests != Next::Blocked {
+            next = self.transmit_answers(host, &mut left);
+        }
+        next.and(requests)
+    }
+
+    fn transmit_answers<H: Host>(&mut self, host: &mut H, budget: &mut usize) -> Next {
+        match self.responder.transmit(&self.ctx, host, budget) {
             Ok(next) => next,
             Err(fatal) => {
-                self.enter_error(host, fatal);
-                Next::Ready
+                self.enter_error(host, fatal.event);
+                // The NAK that says why.
+                self.responder.transmit(&self.ctx, host, budget).unwrap_or(Next::Idle)
             }
         }
     }
 
     /// Takes a packet that was addressed to this QP.
     pub fn receive<H: Host>(&mut self, host: &mut H, packet: &Incoming<'_>) {
-        let Some(admitted) = admission::admit(&self.ctx, host, packet) else { return };
-        if packet.is_ce() && admitted.receiver != Receiver::Controller {
+        let Some(admitted) = admission::admit(&mut self.ctx, host, packet) else { return };
+        if admitted.receiver == Receiver::Controller {
+            host.count(Counter::HandledCnps, 1);
+            self.requester.controller.signal(host.now(), Signal::Cnp);
+            return;
+        }
+        if admitted.migrate && migration::migrate_automatically(&mut self.ctx, host) {
+            self.requester.retry.progress(&self.ctx);
+        }
+        migration::heard(&mut self.ctx, packet.headers.bth.mig_req);
+        if packet.is_ce() {
             host.count(Counter::EcnMarked, 1);
             self.responder.congestion_experienced(&self.ctx, host, &admitted);
         }
-        let outcome = match admitted.receiver {
-            Receiver::Responder => self.responder.receive(&self.ctx, host, &admitted),
-            Receiver::Completer => {
-                host.drop_packet(DropReason::UnexpectedResponse);
-                Ok(())
+        if admitted.receiver == Receiver::Completer {
+            if let Err(stop) = self.requester.receive(&mut self.ctx, host, &admitted) {
+                self.stop(host, stop);
             }
-            Receiver::Controller => {
-                host.count(Counter::HandledCnps, 1);
-                Ok(())
-            }
-        };
-        if let Err(fatal) = outcome {
-            self.enter_error(host, fatal);
+            return;
+        }
+        if let Err(fatal) = self.responder.receive(&self.ctx, host, &admitted) {
+            self.enter_error(host, fatal.event);
         }
     }
 
     /// Ends a batch of received packets: sends the ACK that covers them all.
     pub fn end_of_batch<H: Host>(&mut self, host: &mut H) {
         if let Err(fatal) = self.responder.end_of_batch(&self.ctx, host) {
-            self.enter_error(host, fatal);
+            self.enter_error(host, fatal.event);
         }
     }
 
-    /// The next time at which [`QueuePair::on_timer`] has something to do.
+    /// The next time at which [`QueuePair::on_timer`] has something to do. After it, [`QueuePair::transmit`] may have.
     pub fn deadline(&self) -> Option<Time> {
-        self.responder.deadline()
+        match (self.requester.retry.deadline(), self.responder.deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
-    /// Runs what is due: retransmission, RNR wait, give-up.
+    /// Runs what is due: retransmission, RNR wait, give-up. Too early it does nothing.
     pub fn on_timer<H: Host>(&mut self, host: &mut H) {
         self.responder.on_timer(&self.ctx, host);
+        if let Err(stop) = self.requester.on_timer(&mut self.ctx, host) {
+            self.stop(host, stop);
+        }
     }
 
     /// Goes to ERR from outside the protocol (CQ overrun, an injected fault): the oldest send WQE ends with `status`,
-    /// everything else is flushed.
-    pub fn fail<H: Host>(&mut self, host: &mut H, _status: WcStatus) {
-        self.enter_error(host, Fatal { event: None });
+    /// everything else is flushed, and QP_FATAL is raised. In RESET and ERR there is nothing to do.
+    pub fn fail<H: Host>(&mut self, host: &mut H, status: WcStatus) {
+        if matches!(self.ctx.state, QpState::Reset | QpState::Err) {
+            return;
+        }
+        self.requester.fail_oldest(&self.ctx, host, status);
+        self.enter_error(host, Some(EventType::QpFatal));
     }
 
-    /// In ERR: flushes what was posted since (each receive and send WQE ends with WR_FLUSH_ERR). The host calls it when
-    /// something is posted to a QP in ERR.
+    /// In ERR: flushes what was posted since (each receive and send WQE ends with WR_FLUSH_ERR). In SQE: the same for the
+    /// send queue. The host calls it when something is posted to a QP in one of these states.
     pub fn flush<H: Host>(&mut self, host: &mut H) {
+        if matches!(self.ctx.state, QpState::Err | QpState::Sqe) {
+            self.requester.flush(&self.ctx, host);
+        }
         if self.ctx.state == QpState::Err {
             self.responder.flush(&self.ctx, host);
         }
     }
 
-    fn enter_error<H: Host>(&mut self, host: &mut H, fatal: Fatal) {
+    fn stop<H: Host>(&mut self, host: &mut H, stop: Stop) {
+        match stop {
+            Stop::Error(Fatal { event }) => self.enter_error(host, event),
+            Stop::SendQueueError => {
+                self.ctx.state = QpState::Sqe;
+                self.flush(host);
+            }
+        }
+    }
+
+    pub(crate) fn enter_error<H: Host>(&mut self, host: &mut H, event: Option<EventType>) {
         self.ctx.state = QpState::Err;
-        if let Some(event) = fatal.event {
+        if let Some(event) = event {
             host.event(event);
         }
         self.flush(host);

@@ -1,0 +1,95 @@
+//! NAKs, said and implied (clauses 9.7.5.2 and 9.7.6.1).
+
+use scalefabric_verbs::WcStatus;
+use scalefabric_wire::Psn;
+use scalefabric_wire::packet::NakCode;
+
+use super::Covered;
+use crate::congestion::{Controller, Signal};
+use crate::context::Context;
+use crate::counter::{Counter, DropReason};
+use crate::host::Host;
+use crate::requester::{Requester, Stop};
+
+impl Requester {
+    /// A NAK for `psn`; it acknowledges everything before.
+    pub(super) fn receive_nak<H: Host>(
+        &mut self,
+        ctx: &mut Context,
+        host: &mut H,
+        psn: Psn,
+        code: NakCode,
+    ) -> Result<(), Stop> {
+        if code == NakCode::PsnSequenceError {
+            host.count(Counter::ReceivedSequenceNaks, 1);
+            self.controller.signal(host.now(), Signal::Nak);
+        }
+        let covered = self.retire_posted(ctx, host, psn, false);
+        self.settle(ctx, host)?;
+        if covered == Covered::Blocked {
+            return self.implied_nak(ctx, host);
+        }
+        let status = match code {
+            NakCode::PsnSequenceError => return self.receive_sequence_nak(ctx, host),
+            NakCode::InvalidRequest => {
+                host.count(Counter::RemoteInvalidRequests, 1);
+                WcStatus::RemInvReqErr
+            }
+            NakCode::RemoteAccessError => {
+                host.count(Counter::RemoteAccessErrors, 1);
+                WcStatus::RemAccessErr
+            }
+            NakCode::RemoteOperationalError => WcStatus::RemOpErr,
+            NakCode::InvalidRdRequest => WcStatus::RemInvRdReqErr,
+        };
+        Err(self.fail_oldest(ctx, host, status))
+    }
+
+    fn receive_sequence_nak<H: Host>(&mut self, ctx: &mut Context, host: &mut H) -> Result<(), Stop> {
+        if self.sending.psn == self.acked.psn || self.retry.rnr_until.is_some() {
+            // We have gone back already and sent nothing since: the same NAK twice.
+            host.drop_packet(DropReason::StaleResponse);
+            return Ok(());
+        }
+        self.send_again(ctx, host)
+    }
+
+    /// A response came from beyond the request at `acked`: the answer to that one was lost. More of these mean the same
+    /// loss until something is acknowledged; if the answer is lost again, the timer finds out.
+    pub(super) fn implied_nak<H: Host>(&mut self, ctx: &mut Context, host: &mut H) -> Result<(), Stop> {
+        if self.recovering {
+            host.drop_packet(DropReason::StaleResponse);
+            return Ok(());
+        }
+        host.count(Counter::ImpliedNaks, 1);
+        self.controller.signal(host.now(), Signal::Nak);
+        self.recovering = true;
+        self.send_again(ctx, host)
+    }
+
+    /// The peer had no receive posted for `psn`: wait as long as its code says, then send again (clause 9.7.5.2.8).
+    pub(super) fn receive_rnr_nak<H: Host>(
+        &mut self,
+        ctx: &mut Context,
+        host: &mut H,
+        psn: Psn,
+        code: u8,
+    ) -> Result<(), Stop> {
+        host.count(Counter::ReceivedRnrNaks, 1);
+        let covered = self.retire_posted(ctx, host, psn, false);
+        self.settle(ctx, host)?;
+        if covered == Covered::Blocked {
+            return self.implied_nak(ctx, host);
+        }
+        if self.sending.psn == self.acked.psn || self.retry.rnr_until.is_some() {
+            host.drop_packet(DropReason::StaleResponse);
+            return Ok(());
+        }
+        self.go_back();
+        if self.retry.wait_for_receiver(ctx, host.now(), code) {
+            return Ok(());
+        }
+        host.count(Counter::RnrRetryExceeded, 1);
+        Err(self.fail_oldest(ctx, host, WcStatus::RnrRetryExcErr))
+    }
+}

@@ -1,0 +1,470 @@
+//! Steps 3 to 5 of the walk: the requester takes WQEs in order and sends their packets, as many as fence, READ limit,
+//! credits, window and pace allow; it keeps the timers that make a lost packet come again (clauses 9.7.3 to 9.7.7, 10.8).
+//!
+//! Nothing is remembered of a packet or a WQE in flight: two cursors into the send queue say what is acknowledged and
+//! what is sent, and a packet can be made again from its number. Going back is setting one cursor to the other. The
+//! completer ([`crate::completer`]) moves the first cursor.
+
+mod ack_request;
+mod pacing;
+mod retry;
+pub(crate) mod segment;
+
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use scalefabric_wire::{PKey, Psn, Qpn, RKey};
+
+use crate::congestion::{Congestion, Controller, Signal};
+use crate::context::{Context, Fatal};
+use crate::counter::Counter;
+use crate::host::{EmitError, Host, SendWqe, WqeOp};
+use crate::queue_pair::Next;
+use crate::time::Time;
+
+use ack_request::{AckRequest, Occasion};
+use pacing::Pacer;
+use retry::Retry;
+use segment::{Kind, Segment};
+
+/// A place in the send queue: the WQE, how many of its packets lie before, and the PSN of the one that comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Cursor {
+    pub wqe: u32,
+    pub packet: u32,
+    pub psn: Psn,
+}
+
+impl Cursor {
+    /// Moves over `count` packets of a WQE that has `total`.
+    pub fn pass(&mut self, count: u32, total: u32) {
+        self.psn = self.psn.add(count);
+        self.packet += count;
+        if self.packet >= total {
+            self.wqe = self.wqe.wrapping_add(1);
+            self.packet = 0;
+        }
+    }
+
+    /// True if `self` lies before `other`.
+    pub fn is_before(&self, other: &Self) -> bool {
+        (self.wqe.wrapping_sub(other.wqe) as i32, self.packet) < (0, other.packet)
+    }
+}
+
+/// Why the send queue stops. The WQE at fault is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The QP goes to ERR.
+    Error(Fatal),
+    /// UC and UD: the QP goes to SQE; receiving goes on (clause 10.3.1.6).
+    SendQueueError,
+}
+
+/// What the READ at the completer's cursor has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadProgress {
+    /// A FIRST or MIDDLE came: MIDDLE or LAST must follow.
+    pub continuing: bool,
+    /// It was asked for again in the middle: FIRST or ONLY may come where MIDDLE or LAST would, and late ones the other
+    /// way round.
+    pub asked_again: bool,
+}
+
+/// The send side of one QP.
+#[derive(Debug)]
+pub struct Requester {
+    /// Everything before is complete or acknowledged.
+    pub(crate) acked: Cursor,
+    /// Everything before is sent.
+    pub(crate) sending: Cursor,
+    /// The first WQE that was never begun. `sending` may lie before it after going back.
+    pub(crate) begun: u32,
+    /// The first PSN that was never sent.
+    pub(crate) max_psn: Psn,
+    /// The WQE at `sending`, if it was read.
+    head: Option<SendWqe>,
+    /// The WQE at `acked`, if it was read.
+    oldest: Option<SendWqe>,
+    /// Cost of what lies between the cursors.
+    pub(crate) inflight: u32,
+    /// READ requests and atomics between the cursors.
+    pub(crate) rd_outstanding: u32,
+    /// Index of the first WQE for which the peer has no receive posted, if it counts credits (clause 9.7.7.2). A WQE
+    /// takes the place of its SSN here: those that never leave only make the limit tighter.
+    pub(crate) credit_limit: Option<u32>,
+    /// A WQE that failed here while others before it still wait for the peer: it completes when its turn comes.
+    pub(crate) failed: Option<(u32, WcStatus)>,
+    /// In SQD, and what was begun is not yet complete.
+    pub(crate) draining: bool,
+    /// An implied NAK has made us go back; more of the kind mean the same loss until something is acknowledged.
+    pub(crate) recovering: bool,
+    /// The `acked` cursor moved since [`Requester::settle`] last looked.
+    pub(crate) moved: bool,
+    pub(crate) read: ReadProgress,
+    pub(crate) retry: Retry,
+    /// A packet that asked for an ACK, not sent before, and when it left.
+    pub(crate) rtt_probe: Option<(Psn, Time)>,
+    pub(crate) controller: Congestion,
+    ack_request: AckRequest,
+    pacer: Pacer,
+}
+
+/// What keeps the next packet back.
+enum Gate {
+    Open { nothing_follows: bool },
+    Closed(Next),
+}
+
+impl Requester {
+    /// As in RESET.
+    pub fn new(controller: Congestion) -> Self {
+        Self {
+            acked: Cursor::default(),
+            sending: Cursor::default(),
+            begun: 0,
+            max_psn: Psn::new(0),
+            head: None,
+            oldest: None,
+            inflight: 0,
+            rd_outstanding: 0,
+            credit_limit: None,
+            failed: None,
+            draining: false,
+            recovering: false,
+            moved: false,
+            read: ReadProgress::default(),
+            retry: Retry::default(),
+            rtt_probe: None,
+            controller,
+            ack_request: AckRequest::default(),
+            pacer: Pacer::default(),
+        }
+    }
+
+    /// RTR to RTS: the first request carries `sq_psn`.
+    pub(crate) fn start(&mut self, ctx: &Context, sq_psn: Psn) {
+        self.acked.psn = sq_psn;
+        self.sending.psn = sq_psn;
+        self.max_psn = sq_psn;
+        self.retry.progress(ctx);
+    }
+
+    /// The PSN of the next new request: `sq_psn` of a query.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.max_psn
+    }
+
+    /// True if everything that was begun is complete.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.acked.wqe == self.begun
+    }
+
+    /// Sends requests, at most `budget`, which it counts down.
+    pub(crate) fn transmit<H: Host>(&mut self, ctx: &Context, host: &mut H, budget: &mut usize) -> Result<Next, Stop> {
+        loop {
+            if !self.may_go_on(ctx) {
+                return Ok(Next::Idle);
+            }
+            if let Some(until) = self.retry.rnr_until {
+                if host.now() < until {
+                    return Ok(Next::At(until));
+                }
+                self.retry.rnr_until = None;
+            }
+            let Some(wqe) = self.head(host) else { return Ok(Next::Idle) };
+            let fresh = self.sending.wqe == self.begun;
+            if fresh {
+                if let Err(status) = segment::check(ctx, &wqe, host.active_mtu(ctx.attr.port_num).bytes()) {
+                    self.fail_here(ctx, host, &wqe, status)?;
+                    continue;
+                }
+                if self.is_fenced(&wqe) {
+                    return Ok(Next::Idle);
+                }
+            }
+            if wqe.op.completion() == Kind::Local {
+                if *budget == 0 {
+                    return Ok(Next::Ready);
+                }
+                *budget -= 1;
+                self.pass_local(ctx, host, &wqe, fresh)?;
+                continue;
+            }
+            let pkey = ctx.pkey(host).unwrap_or(PKey(0));
+            let stride = self.read_stride(ctx);
+            let Some(mut segment) = segment::segment(ctx, &wqe, pkey, self.sending.packet, self.sending.psn, stride)
+            else {
+                self.fail_here(ctx, host, &wqe, WcStatus::LocQpOpErr)?;
+                continue;
+            };
+            let nothing_follows = match self.gate(ctx, host.now(), &wqe, &segment) {
+                Gate::Open { nothing_follows } => nothing_follows,
+                Gate::Closed(next) => return Ok(next),
+            };
+            if *budget == 0 {
+                return Ok(Next::Ready);
+            }
+            let ack_req = ctx.is_reliable()
+                && self.ack_request.decide(Occasion {
+                    ends_message: segment.last,
+                    nothing_follows,
+                    interval: ctx.config.ack_req_interval,
+                });
+            segment.outgoing.headers.bth.ack_req = ack_req;
+            match host.emit(&segment.outgoing, segment.payload) {
+                Ok(()) => {
+                    *budget -= 1;
+                    self.sent(ctx, host, &wqe, &segment, ack_req);
+                }
+                Err(EmitError::Blocked) => return Ok(Next::Blocked),
+                Err(EmitError::Local(_) | EmitError::Access(_)) => {
+                    self.fail_here(ctx, host, &wqe, WcStatus::LocProtErr)?;
+                }
+            }
+        }
+    }
+
+    /// State, drain and a WQE that failed: whether the packet at `sending` may leave at all.
+    fn may_go_on(&self, ctx: &Context) -> bool {
+        let by_state = match ctx.state {
+            QpState::Rts => true,
+            // What was begun is finished; nothing is begun (clause 10.3.1.5).
+            QpState::Sqd => self.sending.wqe != self.begun,
+            _ => false,
+        };
+        by_state && self.failed.is_none_or(|(index, _)| index != self.sending.wqe)
+    }
+
+    fn head<H: Host>(&mut self, host: &mut H) -> Option<SendWqe> {
+        if self.head.is_none_or(|w| w.index != self.sending.wqe) {
+            self.head = host.send_wqe(self.sending.wqe);
+        }
+        self.head
+    }
+
+    /// The WQE at `acked`.
+    pub(crate) fn oldest<H: Host>(&mut self, host: &mut H) -> Option<SendWqe> {
+        if self.oldest.is_none_or(|w| w.index != self.acked.wqe) {
+            self.oldest = host.send_wqe(self.acked.wqe);
+        }
+        self.oldest
+    }
+
+    /// The fence (clause 10.8.3.3): READs and atomics before must be complete; before a LOCAL_INV everything.
+    fn is_fenced(&self, wqe: &SendWqe) -> bool {
+        if !wqe.flags.contains(SendFlags::FENCE) {
+            return false;
+        }
+        match wqe.op {
+            WqeOp::LocalInv { .. } => self.acked.wqe != wqe.index,
+            _ => self.rd_outstanding > 0,
+        }
+    }
+
+    /// Packets that one READ request asks for, at most: half the window, so that the next part is on its way while this
+    /// one arrives.
+    pub(crate) fn read_stride(&self, ctx: &Context) -> u32 {
+        (ctx.config.max_inflight_bytes / 2 / ctx.pmtu()).max(1)
+    }
+
+    fn gate(&self, ctx: &Context, now: Time, wqe: &SendWqe, segment: &Segment) -> Gate {
+        let idle = Gate::Closed(Next::Idle);
+        let mut nothing_follows = false;
+        if ctx.is_reliable() {
+            let rule = wqe.op.kind().rule();
+            if rule.rd_atomic && self.rd_outstanding >= u32::from(ctx.attr.max_rd_atomic) {
+                return idle;
+            }
+            let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
+            if outstanding + segment.psns >= Psn::MODULUS / 2 {
+                return idle;
+            }
+            // Beyond the credits one packet may go, to find out (clause 9.7.7.2.3); when it is acknowledged, its message
+            // has its receive.
+            let beyond = |limit: u32| (wqe.index.wrapping_sub(limit) as i32) >= 0;
+            let limited = rule.consumes_receive
+                && self.credit_limit.is_some_and(beyond)
+                && !(self.acked.wqe == wqe.index && self.acked.packet > 0);
+            if limited && outstanding > 0 {
+                return idle;
+            }
+            let window = u64::from(ctx.config.max_inflight_bytes).min(self.controller.window_bytes());
+            let after = u64::from(self.inflight) + u64::from(segment.cost);
+            if self.inflight > 0 && after > window {
+                return idle;
+            }
+            nothing_follows = limited || after + u64::from(segment.cost) > window;
+        }
+        let bytes = segment.cost;
+        let at = self.pacer.next_send(rate(ctx, wqe)).max(self.controller.next_send(now, bytes));
+        if at > now { Gate::Closed(Next::At(at)) } else { Gate::Open { nothing_follows } }
+    }
+
+    /// A packet left.
+    fn sent<H: Host>(&mut self, ctx: &Context, host: &mut H, wqe: &SendWqe, segment: &Segment, ack_req: bool) {
+        let now = host.now();
+        let psn = self.sending.psn;
+        let again = psn.is_before(self.max_psn);
+        if wqe.op.completion() == Kind::Read && !self.sending.packet.is_multiple_of(self.read_stride(ctx)) {
+            self.read.asked_again = true;
+        }
+        if self.sending.wqe == self.begun {
+            self.begun = self.begun.wrapping_add(1);
+        }
+        self.sending.pass(segment.psns, segment::packets(wqe, ctx.packet_bytes()));
+        if self.max_psn.is_before(self.sending.psn) {
+            self.max_psn = self.sending.psn;
+        }
+        self.pacer.sent(now, segment.cost, rate(ctx, wqe));
+        self.controller.signal(now, Signal::Sent { bytes: segment.cost, psn });
+        if !ctx.is_reliable() {
+            self.acked = self.sending;
+            if segment.last {
+                self.complete(ctx, host, wqe, WcStatus::Success);
+                host.retire_sends(self.acked.wqe);
+                self.check_drained(ctx, host);
+            }
+            return;
+        }
+        self.ack_request.sent(ack_req);
+        if again {
+            host.count(Counter::RetransmittedPackets, 1);
+        } else if ack_req && self.rtt_probe.is_none() && wqe.op.completion() == Kind::Posted {
+            self.rtt_probe = Some((psn, now));
+        }
+        self.inflight = self.inflight.saturating_add(segment.cost);
+        self.rd_outstanding += u32::from(wqe.op.kind().rule().rd_atomic);
+        self.retry.arm(ctx, now);
+    }
+
+    /// Executes a WQE that never leaves, once, and passes it.
+    fn pass_local<H: Host>(&mut self, ctx: &Context, host: &mut H, wqe: &SendWqe, fresh: bool) -> Result<(), Stop> {
+        if fresh {
+            let done = match wqe.op {
+                WqeOp::LocalInv { rkey } => host.local_invalidate(rkey),
+                _ => host.bind_mw(wqe.index),
+            };
+            if let Err(status) = done {
+                return self.fail_here(ctx, host, wqe, status);
+            }
+            self.begun = self.begun.wrapping_add(1);
+        }
+        self.sending.pass(0, 0);
+        self.retire_local(ctx, host);
+        host.retire_sends(self.acked.wqe);
+        self.check_drained(ctx, host);
+        Ok(())
+    }
+
+    /// A WQE cannot be sent. It completes with `status` when everything before it is complete: completions come in order
+    /// (clause 10.8.5.1).
+    fn fail_here<H: Host>(&mut self, ctx: &Context, host: &mut H, wqe: &SendWqe, status: WcStatus) -> Result<(), Stop> {
+        self.failed = Some((wqe.index, status));
+        self.check_failed(ctx, host)
+    }
+
+    /// If it is the turn of the WQE that failed: the end.
+    pub(crate) fn check_failed<H: Host>(&mut self, ctx: &Context, host: &mut H) -> Result<(), Stop> {
+        match self.failed {
+            Some((index, status)) if index == self.acked.wqe => Err(self.fail_oldest(ctx, host, status)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the oldest WQE with `status`; says where the QP goes.
+    pub(crate) fn fail_oldest<H: Host>(&mut self, ctx: &Context, host: &mut H, status: WcStatus) -> Stop {
+        if let Some(wqe) = self.oldest(host) {
+            self.complete(ctx, host, &wqe, status);
+            self.acked.wqe = self.acked.wqe.wrapping_add(1);
+            self.acked.packet = 0;
+            host.retire_sends(self.acked.wqe);
+        }
+        if ctx.is_reliable() { Stop::Error(Fatal { event: None }) } else { Stop::SendQueueError }
+    }
+
+    /// Ends everything in the send queue with WR_FLUSH_ERR, in order; nothing is in flight any more. Also for what was
+    /// posted since the last time.
+    pub(crate) fn flush<H: Host>(&mut self, ctx: &Context, host: &mut H) {
+        let before = self.acked.wqe;
+        while let Some(wqe) = self.oldest(host) {
+            self.complete(ctx, host, &wqe, WcStatus::WrFlushErr);
+            self.acked.wqe = self.acked.wqe.wrapping_add(1);
+        }
+        if self.acked.wqe != before {
+            host.retire_sends(self.acked.wqe);
+        }
+        // A UC peer sees the message broken off: the next one starts at the next PSN.
+        self.acked.packet = 0;
+        self.acked.psn = self.max_psn;
+        self.sending = self.acked;
+        self.begun = self.acked.wqe;
+        self.failed = None;
+        self.draining = false;
+        self.nothing_in_flight();
+        self.retry.stop();
+    }
+
+    /// Places the completion of a WQE: always for an error, else if it was asked for.
+    pub(crate) fn complete<H: Host>(&mut self, ctx: &Context, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+        match status {
+            WcStatus::Success if !wqe.flags.contains(SendFlags::SIGNALED) => return,
+            WcStatus::Success => {}
+            WcStatus::WrFlushErr => host.count(Counter::CqeFlushErrors, 1),
+            _ => host.count(Counter::CqeErrors, 1),
+        }
+        let opcode = wqe.op.kind().rule().completes_as;
+        let byte_len = match opcode {
+            WcOpcode::RdmaRead => wqe.length,
+            WcOpcode::CompSwap | WcOpcode::FetchAdd => 8,
+            _ => 0,
+        };
+        host.complete_send(&WorkCompletion {
+            wr_id: wqe.wr_id,
+            status,
+            opcode,
+            vendor_err: 0,
+            byte_len: if status == WcStatus::Success { byte_len } else { 0 },
+            imm: 0,
+            invalidated_rkey: RKey(0),
+            qp_num: ctx.qpn,
+            src_qp: Qpn::new(0),
+            flags: WcFlags::empty(),
+            pkey_index: 0,
+            sl: 0,
+        });
+    }
+
+    /// Goes back: what is not acknowledged is sent again (clause 9.7.5.1.4).
+    pub(crate) fn go_back(&mut self) {
+        self.sending = self.acked;
+        self.nothing_in_flight();
+    }
+
+    /// The flight is empty, or given up.
+    pub(crate) fn nothing_in_flight(&mut self) {
+        self.inflight = 0;
+        self.rd_outstanding = 0;
+        self.rtt_probe = None;
+        self.ack_request = AckRequest::default();
+        self.retry.disarm();
+    }
+
+    /// In SQD: tells when what was begun is complete (clause 10.3.1.5).
+    pub(crate) fn check_drained<H: Host>(&mut self, ctx: &Context, host: &mut H) {
+        if self.draining && self.is_drained() {
+            self.draining = false;
+            if ctx.attr.en_sqd_async_notify {
+                host.event(EventType::SqDrained);
+            }
+        }
+    }
+}
+
+/// The rate that limits a WQE's packets, kb/s; 0 for none.
+fn rate(ctx: &Context, wqe: &SendWqe) -> u32 {
+    let path = match (ctx.qp_type, &wqe.ud) {
+        (QpType::Ud, Some((av, ..))) => av.static_rate,
+        _ => ctx.attr.ah_attr.static_rate,
+    };
+    if ctx.attr.rate_limit | u32::from(path) == 0 { 0 } else { pacing::rate_kbps(ctx.attr.rate_limit, path) }
+}

@@ -1,0 +1,87 @@
+//! Retry: the ACK timer, the two retry counters and the wait after an RNR NAK (clauses 9.7.5.2.8, 9.7.6.1.3, 9.7.6.1.4).
+//!
+//! Here stand the times and counters; what follows from them is done by whoever asks.
+
+use crate::context::Context;
+use crate::time::{Time, ack_timeout_ns};
+use scalefabric_wire::aeth::rnr_timer_ns;
+
+/// Timers and counters of one requester.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Retry {
+    ack_deadline: Option<Time>,
+    /// Nothing is sent before: the peer had no receive posted.
+    pub rnr_until: Option<Time>,
+    left: u8,
+    rnr_left: u8,
+}
+
+impl Retry {
+    /// Something was acknowledged: both counters begin anew.
+    pub fn progress(&mut self, ctx: &Context) {
+        self.left = ctx.attr.retry_cnt;
+        self.rnr_left = ctx.attr.rnr_retry;
+    }
+
+    /// A packet left: the timer runs, unless it does already. It never fires early; `timeout` 0 never fires.
+    pub fn arm(&mut self, ctx: &Context, now: Time) {
+        if self.ack_deadline.is_none() {
+            self.restart(ctx, now);
+        }
+    }
+
+    /// An ACK came and more are awaited.
+    pub fn restart(&mut self, ctx: &Context, now: Time) {
+        self.ack_deadline = ack_timeout_ns(ctx.attr.timeout).map(|ns| now.after(ns));
+    }
+
+    /// Nothing is awaited.
+    pub fn disarm(&mut self) {
+        self.ack_deadline = None;
+    }
+
+    /// Neither timer runs.
+    pub fn stop(&mut self) {
+        self.ack_deadline = None;
+        self.rnr_until = None;
+    }
+
+    /// When the next of the two timers is due.
+    pub fn deadline(&self) -> Option<Time> {
+        match (self.ack_deadline, self.rnr_until) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Takes the ACK timer if it is due.
+    pub fn take_timeout(&mut self, now: Time) -> bool {
+        let due = self.ack_deadline.is_some_and(|t| t <= now);
+        if due {
+            self.ack_deadline = None;
+        }
+        due
+    }
+
+    /// Takes one retry; false if none is left.
+    pub fn take(&mut self) -> bool {
+        let some = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        some
+    }
+
+    /// The peer was not ready and gave a timer code: takes one RNR retry and waits. False if none is left. 7 is for ever.
+    /// The peer lives, so the other counter begins anew.
+    pub fn wait_for_receiver(&mut self, ctx: &Context, now: Time, code: u8) -> bool {
+        if ctx.attr.rnr_retry != 7 {
+            if self.rnr_left == 0 {
+                return false;
+            }
+            self.rnr_left -= 1;
+        }
+        self.left = ctx.attr.retry_cnt;
+        self.ack_deadline = None;
+        self.rnr_until = Some(now.after(rnr_timer_ns(code)));
+        true
+    }
+}
