@@ -1,0 +1,350 @@
+//! Steps 5 and 6 of the walk: packets become bytes in place, and leave in trains.
+//!
+//! Each port has one arena. A packet is written straight to its end: headers, payload (copied there by the memory table or
+//! the ring), pad, ICRC. Neighbours of one size to one destination form a train (D4); the last one may be shorter and
+//! closes it. The place in the train is the packet's IPv4 identification, which the ICRC covers. When a port has no room
+//! its trains stay, in order, and [`Egress::reserve`] finds no room either, which is the back-pressure that the transport
+//! sees. Nothing here allocates after the start, and nothing looks at the protocol.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use scalefabric_transport::Counter;
+use scalefabric_wire::Gid;
+use scalefabric_wire::icrc::Flow;
+
+use crate::counters::Batch;
+use crate::port::{MAX_TRAIN_BYTES, Port, Sent, Train};
+
+/// The largest packet: 4096 bytes of payload, all headers that can meet, pad and ICRC, rounded up.
+pub const MAX_PACKET: usize = 4096 + 128;
+
+/// Trains that wait at a port, at most. Bounds the descriptors as the arena bounds the bytes.
+const MAX_TRAINS: usize = 512;
+
+/// Where a packet goes and what its IP and UDP headers say. Packets of one way may share a train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Source UDP port.
+    pub src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class, as it leaves.
+    pub traffic_class: u8,
+    /// TTL or hop limit, never 0.
+    pub hop_limit: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+}
+
+impl Way {
+    /// The way between two GIDs. `None` if one is IPv4 and the other IPv6, or one is missing.
+    pub fn between(src: Gid, dst: Gid, src_port: u16, av: &scalefabric_verbs::AddressVector) -> Option<Self> {
+        if src.is_zero() || dst.is_zero() || src.is_ipv4() != dst.is_ipv4() {
+            return None;
+        }
+        Some(Self {
+            src: src.to_ip(),
+            dst: dst.to_ip(),
+            src_port,
+            traffic_class: av.traffic_class,
+            hop_limit: if av.hop_limit == 0 { 64 } else { av.hop_limit },
+            flow_label: av.flow_label & 0x000f_ffff,
+        })
+    }
+
+    /// What the ICRCs of this way have in common.
+    pub fn flow(&self) -> Flow {
+        Flow::between(Gid::from_ip(self.src), Gid::from_ip(self.dst), self.src_port)
+    }
+}
+
+/// One train in the arena.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    way: Way,
+    /// Destination slot: the upper 8 bits of the destination QPN. A train never mixes them (D1).
+    slot: u8,
+    start: usize,
+    len: usize,
+    segment: usize,
+    count: usize,
+    closed: bool,
+}
+
+/// Room for one packet, found by [`Egress::reserve`].
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    start: usize,
+    size: usize,
+    joins: bool,
+    /// IPv4 identification that the packet will have.
+    pub ip_id: u16,
+}
+
+/// What leaves by one port.
+#[derive(Debug)]
+pub struct Egress {
+    arena: Box<[u8]>,
+    tail: usize,
+    trains: VecDeque<Waiting>,
+    max_train: usize,
+    blocked: bool,
+}
+
+impl Egress {
+    /// An empty egress whose arena holds `staged_bytes`, at least one train.
+    pub fn new(staged_bytes: usize) -> Self {
+        Self {
+            arena: vec![0; staged_bytes.max(MAX_TRAIN_BYTES)].into_boxed_slice(),
+            tail: 0,
+            trains: VecDeque::with_capacity(MAX_TRAINS),
+            max_train: 1,
+            blocked: false,
+        }
+    }
+
+    /// Called at the start of a turn: a port may have learnt that it has no trains.
+    pub fn begin_turn(&mut self, port: &dyn Port) {
+        self.max_train = port.max_train().max(1);
+    }
+
+    /// Finds room for a packet of `size` bytes. `None`: no room now.
+    #[inline]
+    pub fn reserve(&self, way: &Way, slot: u8, size: usize) -> Option<Room> {
+        if self.tail + size > self.arena.len() || size > MAX_PACKET {
+            return None;
+        }
+        if let Some(open) = self.trains.back()
+            && !open.closed
+            && size <= open.segment
+            && open.count < self.max_train
+            && open.len + size <= MAX_TRAIN_BYTES
+            && open.slot == slot
+            && open.way == *way
+        {
+            return Some(Room { start: self.tail, size, joins: true, ip_id: open.count as u16 });
+        }
+        (self.trains.len() < MAX_TRAINS).then_some(Room { start: self.tail, size, joins: false, ip_id: 0 })
+    }
+
+    /// The bytes of a room.
+    #[inline]
+    pub fn bytes(&mut self, room: Room) -> &mut [u8] {
+        &mut self.arena[room.start..room.start + room.size]
+    }
+
+    /// The packet is written and leaves. A room that is not committed is free again.
+    #[inline]
+    pub fn commit(&mut self, room: Room, way: &Way, slot: u8) {
+        self.tail = room.start + room.size;
+        match self.trains.back_mut() {
+            Some(open) if room.joins => {
+                open.count += 1;
+                open.len += room.size;
+                open.closed = room.size < open.segment;
+            }
+            _ => self.trains.push_back(Waiting {
+                way: *way,
+                slot,
+                start: room.start,
+                len: room.size,
+                segment: room.size,
+                count: 1,
+                closed: false,
+            }),
+        }
+    }
+
+    /// True if nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.trains.is_empty()
+    }
+
+    /// True while the port refuses trains.
+    #[inline]
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// True if so much waits that it should leave before more is made: a second full train would fall out of the cache.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.tail + MAX_TRAIN_BYTES > self.arena.len() || self.trains.len() >= MAX_TRAINS / 2
+    }
+
+    /// Sends what waits until the port blocks; returns true if something left.
+    pub fn flush(&mut self, port: &mut dyn Port, batch: &mut Batch) -> bool {
+        let mut progressed = false;
+        self.blocked = false;
+        while let Some(train) = self.trains.front_mut() {
+            // Once the port has refused it, a train keeps its shape.
+            train.closed = true;
+            let sent = port.send(&Train {
+                src: train.way.src,
+                src_port: train.way.src_port,
+                dst: train.way.dst,
+                traffic_class: train.way.traffic_class,
+                hop_limit: train.way.hop_limit,
+                flow_label: train.way.flow_label,
+                segment: train.segment,
+                bytes: &self.arena[train.start..train.start + train.len],
+            });
+            if sent == Sent::Blocked {
+                self.blocked = true;
+                break;
+            }
+            batch.count(Counter::SentPackets, train.count as u64);
+            batch.count(Counter::SentBytes, train.len as u64);
+            self.trains.pop_front();
+            progressed = true;
+        }
+        match self.trains.front().map(|t| t.start) {
+            None => self.tail = 0,
+            // Part of the arena has left: move the rest down, so that a port which takes one train at a time does not
+            // starve the QPs behind it. At most one move per flush that blocked.
+            Some(start) if start > 0 && progressed => {
+                self.arena.copy_within(start..self.tail, 0);
+                self.tail -= start;
+                for train in &mut self.trains {
+                    train.start -= start;
+                }
+            }
+            Some(_) => {}
+        }
+        progressed
+    }
+
+    /// Throws away what waits (the port went down): packets are lost as on a wire. Returns how many.
+    pub fn discard(&mut self) -> u64 {
+        let lost = self.trains.iter().map(|t| t.count as u64).sum();
+        self.trains.clear();
+        self.tail = 0;
+        self.blocked = false;
+        lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder {
+        trains: Vec<(u16, usize, Vec<u8>)>,
+        room: usize,
+    }
+
+    impl Port for Recorder {
+        fn receive(&mut self, _: usize, _: &mut dyn FnMut(&crate::port::Datagram<'_>)) -> usize {
+            0
+        }
+        fn send(&mut self, train: &Train<'_>) -> Sent {
+            if self.room == 0 {
+                return Sent::Blocked;
+            }
+            self.room -= 1;
+            self.trains.push((train.src_port, train.segment, train.bytes.to_vec()));
+            Sent::Done
+        }
+        fn source_port(&self, _: IpAddr, _: u32) -> u16 {
+            0xc000
+        }
+        fn max_train(&self) -> usize {
+            4
+        }
+    }
+
+    fn way(src_port: u16) -> Way {
+        Way {
+            src: Ipv4Addr::new(10, 0, 0, 1).into(),
+            dst: Ipv4Addr::new(10, 0, 0, 2).into(),
+            src_port,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+        }
+    }
+
+    fn put(egress: &mut Egress, src_port: u16, slot: u8, size: usize) -> Option<u16> {
+        let room = egress.reserve(&way(src_port), slot, size)?;
+        egress.bytes(room).fill(room.ip_id as u8);
+        egress.commit(room, &way(src_port), slot);
+        Some(room.ip_id)
+    }
+
+    fn shapes(port: &Recorder) -> Vec<(u16, usize, usize)> {
+        port.trains.iter().map(|t| (t.0, t.1, t.2.len())).collect()
+    }
+
+    #[test]
+    fn equal_packets_form_a_train_and_a_shorter_one_closes_it() {
+        let (mut e, mut port) = (Egress::new(0), Recorder { room: 9, ..Recorder::default() });
+        e.begin_turn(&port);
+        let ids: Vec<_> = [100, 100, 40, 40].iter().map(|&size| put(&mut e, 1, 1, size).unwrap()).collect();
+        assert_eq!(ids, [0, 1, 2, 0]);
+        assert!(e.flush(&mut port, &mut Batch::default()));
+        assert_eq!(shapes(&port), [(1, 100, 240), (1, 40, 40)]);
+    }
+
+    #[test]
+    fn a_longer_packet_another_way_or_another_slot_starts_a_new_train() {
+        let (mut e, mut port) = (Egress::new(0), Recorder { room: 9, ..Recorder::default() });
+        e.begin_turn(&port);
+        for (src_port, slot, size) in [(1, 1, 40), (1, 1, 44), (2, 1, 44), (2, 2, 44)] {
+            assert_eq!(put(&mut e, src_port, slot, size), Some(0));
+        }
+        e.flush(&mut port, &mut Batch::default());
+        assert_eq!(shapes(&port), [(1, 40, 40), (1, 44, 44), (2, 44, 44), (2, 44, 44)]);
+    }
+
+    #[test]
+    fn a_train_has_no_more_packets_and_bytes_than_the_port_takes() {
+        let (mut e, mut port) = (Egress::new(1 << 20), Recorder { room: 99, ..Recorder::default() });
+        e.begin_turn(&port);
+        let ids: Vec<_> = (0..5).map(|_| put(&mut e, 1, 1, 40).unwrap()).collect();
+        assert_eq!(ids, [0, 1, 2, 3, 0]);
+        e.max_train = 128;
+        let ids: Vec<_> = (0..17).map(|_| put(&mut e, 2, 1, 4112).unwrap()).collect();
+        assert_eq!(ids[14..], [14, 0, 1], "15 packets of 4112 bytes fill a train");
+        e.flush(&mut port, &mut Batch::default());
+        assert!(port.trains.iter().all(|t| t.2.len() <= MAX_TRAIN_BYTES));
+    }
+
+    #[test]
+    fn a_blocked_port_keeps_trains_in_order_and_then_there_is_no_room() {
+        let (mut e, mut port) = (Egress::new(0), Recorder::default());
+        e.begin_turn(&port);
+        let mut sent = 0u16;
+        while put(&mut e, sent, 1, 4000).is_some() {
+            sent += 1;
+        }
+        assert_eq!(sent as usize, MAX_TRAIN_BYTES / 4000);
+        assert!(!e.flush(&mut port, &mut Batch::default()) && e.is_blocked());
+        port.room = 2;
+        assert!(e.flush(&mut port, &mut Batch::default()) && e.is_blocked());
+        assert!(put(&mut e, sent, 1, 4000).is_some(), "room again after two trains left");
+        port.room = 99;
+        e.flush(&mut port, &mut Batch::default());
+        assert!(e.is_empty() && !e.is_blocked());
+        let order: Vec<_> = port.trains.iter().map(|t| t.0).collect();
+        assert_eq!(order, (0..=sent).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_room_that_is_not_committed_leaves_no_trace() {
+        let (mut e, mut port) = (Egress::new(0), Recorder { room: 9, ..Recorder::default() });
+        e.begin_turn(&port);
+        put(&mut e, 1, 1, 40);
+        let room = e.reserve(&way(1), 1, 40).unwrap();
+        e.bytes(room).fill(0xee);
+        assert_eq!(put(&mut e, 1, 1, 40), Some(1));
+        e.flush(&mut port, &mut Batch::default());
+        assert_eq!(port.trains[0].2, [vec![0; 40], vec![1; 40]].concat());
+    }
+}
