@@ -84,6 +84,18 @@ pub struct Room {
     pub ip_id: u16,
 }
 
+/// The bytes of an egress, lent out (moving a box costs nothing).
+#[derive(Debug)]
+pub struct Arena(Box<[u8]>);
+
+impl Arena {
+    /// The bytes of a room.
+    #[inline]
+    pub fn bytes(&mut self, room: Room) -> &mut [u8] {
+        &mut self.0[room.start..room.start + room.size]
+    }
+}
+
 /// What leaves by one port.
 #[derive(Debug)]
 pub struct Egress {
@@ -130,10 +142,16 @@ impl Egress {
         (self.trains.len() < MAX_TRAINS).then_some(Room { start: self.tail, size, joins: false, ip_id: 0 })
     }
 
-    /// The bytes of a room.
+    /// Lends the arena out to be written to; [`Egress::take_back`] must follow at once.
     #[inline]
-    pub fn bytes(&mut self, room: Room) -> &mut [u8] {
-        &mut self.arena[room.start..room.start + room.size]
+    pub fn lend(&mut self) -> Arena {
+        Arena(core::mem::take(&mut self.arena))
+    }
+
+    /// Takes the arena back.
+    #[inline]
+    pub fn take_back(&mut self, arena: Arena) {
+        self.arena = arena.0;
     }
 
     /// The packet is written and leaves. A room that is not committed is free again.
@@ -170,10 +188,10 @@ impl Egress {
         self.blocked
     }
 
-    /// True if so much waits that it should leave before more is made: a second full train would fall out of the cache.
+    /// True if so much waits that it should leave before more is made: later it would have fallen out of the cache.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.tail + MAX_TRAIN_BYTES > self.arena.len() || self.trains.len() >= MAX_TRAINS / 2
+        self.tail >= MAX_TRAIN_BYTES / 2 || self.trains.len() >= MAX_TRAINS / 2
     }
 
     /// Sends what waits until the port blocks; returns true if something left.
@@ -273,7 +291,9 @@ mod tests {
 
     fn put(egress: &mut Egress, src_port: u16, slot: u8, size: usize) -> Option<u16> {
         let room = egress.reserve(&way(src_port), slot, size)?;
-        egress.bytes(room).fill(room.ip_id as u8);
+        let mut arena = egress.lend();
+        arena.bytes(room).fill(room.ip_id as u8);
+        egress.take_back(arena);
         egress.commit(room, &way(src_port), slot);
         Some(room.ip_id)
     }
@@ -342,7 +362,9 @@ mod tests {
         e.begin_turn(&port);
         put(&mut e, 1, 1, 40);
         let room = e.reserve(&way(1), 1, 40).unwrap();
-        e.bytes(room).fill(0xee);
+        let mut arena = e.lend();
+        arena.bytes(room).fill(0xee);
+        e.take_back(arena);
         assert_eq!(put(&mut e, 1, 1, 40), Some(1));
         e.flush(&mut port, &mut Batch::default());
         assert_eq!(port.trains[0].2, [vec![0; 40], vec![1; 40]].concat());

@@ -1,0 +1,427 @@
+//! What one QP's transport sees of the NIC: [`QpHost`] borrows its rings, the memory table, the egress, the CQs and the
+//! port tables for the length of one call.
+//!
+//! It decides nothing about the protocol. Bytes go from registered memory straight into the packet, and from the packet
+//! straight into registered memory; nothing is copied twice.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use scalefabric_transport::host::{
+    AccessFault, AtomicOp, EmitError, Host, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
+};
+use scalefabric_transport::{Counter, DropReason, Time};
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{
+    AddressVector, AsyncEvent, EventSubject, FlushLevel, FlushPlacement, Gid, PKey, Qpn, RKey, Srqn, WcStatus,
+    WorkCompletion,
+};
+use scalefabric_wire::icrc::Flow;
+use scalefabric_wire::packet::pad_count;
+
+use crate::completion::{Channel, EventQueue, Pushed};
+use crate::counters::Batch;
+use crate::egress::{Egress, Way};
+use crate::engine::entry::{CqEntry, NO_CQ, QpSide, Route, Slots, SrqShared};
+use crate::memory::{Access, PdId, Peer};
+use crate::port::Port;
+use crate::tables::Tables;
+
+/// Entries of the cache of datagram destinations; a power of two.
+const DATAGRAM_ROUTES: usize = 256;
+
+/// What all QPs of an engine share.
+pub struct Fabric {
+    /// GIDs, P_Keys, states.
+    pub tables: Tables,
+    /// One per port.
+    pub egress: Vec<Egress>,
+    /// One per port.
+    pub batches: Vec<Batch>,
+    /// CQs by number.
+    pub cqs: Slots<CqEntry>,
+    /// SRQs by the lower 16 bits of their number.
+    pub srqs: Slots<Arc<SrqShared>>,
+    /// Asynchronous events.
+    pub events: Arc<EventQueue<AsyncEvent>>,
+    /// Something was pushed to `events` in this turn.
+    pub events_pushed: bool,
+    /// Channels to wake after the turn; a channel may stand here twice, which costs one look.
+    pub wakes: VecDeque<Arc<Channel>>,
+    /// CQs that overran in this turn.
+    pub overruns: Vec<u32>,
+    /// Routes of datagrams by destination.
+    pub datagrams: Box<[Option<(Qpn, Route)>]>,
+    /// UDP source ports to use when no port can be asked (in the middle of receiving), one per port.
+    pub fallback_ports: Vec<u16>,
+    /// A QP was found to have no room in this turn.
+    pub blocked: bool,
+}
+
+impl Fabric {
+    /// An empty cache of datagram destinations.
+    pub fn datagram_routes() -> Box<[Option<(Qpn, Route)>]> {
+        vec![None; DATAGRAM_ROUTES].into_boxed_slice()
+    }
+
+    /// The SRQ of that number, if it belongs to the XRC domain.
+    fn xrc_srq(&self, srqn: Srqn, xrcd: Option<u32>) -> Option<&Arc<SrqShared>> {
+        let srq = self.srqs.get(srqn.get() as usize & 0xffff)?;
+        (srq.srqn == srqn && srq.xrc.map(|x| x.0) == xrcd && xrcd.is_some()).then_some(srq)
+    }
+
+    fn push_event(&mut self, event_type: EventType, subject: EventSubject) {
+        self.events.push(AsyncEvent { event_type, subject });
+        self.events_pushed = true;
+    }
+
+    /// Raises an event that concerns a port.
+    pub fn port_event(&mut self, event_type: EventType, port_num: u8) {
+        self.push_event(event_type, EventSubject::Port(port_num));
+    }
+
+    /// Places a completion; true if the CQ has overrun.
+    fn complete(&mut self, cq: u32, wc: &WorkCompletion, solicited: bool) -> bool {
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
+        let (notify, overrun) = match entry.producer.push(wc, solicited) {
+            Pushed::Quiet => return false,
+            Pushed::Notify => (true, false),
+            Pushed::Overrun { notify } => (notify, true),
+            Pushed::Lost => return true,
+        };
+        if notify && let Some(channel) = &entry.channel {
+            channel.push(cq);
+            self.wakes.push_back(channel.clone());
+        }
+        if overrun {
+            self.push_event(EventType::CqErr, EventSubject::CompletionQueue(cq));
+            self.overruns.push(cq);
+        }
+        overrun
+    }
+}
+
+/// A host for one QP, for one call.
+pub struct QpHost<'a, 't> {
+    /// Time of the turn.
+    pub now: Time,
+    /// The QP's own.
+    pub side: &'a mut QpSide,
+    /// What is shared.
+    pub fabric: &'a mut Fabric,
+    /// Memory during this turn.
+    pub memory: &'a Access<'t>,
+    /// Ports, to ask for a source port; `None` in the middle of receiving from one.
+    pub ports: Option<&'a [Box<dyn Port>]>,
+}
+
+/// The flow from which a port chooses the UDP source port: the flow label if the application gave one, else a mix of the
+/// two QPNs as Linux has it (`rdma_calc_flow_label`).
+pub fn flow_of(av: &AddressVector, local: Qpn, remote: Qpn) -> u32 {
+    if av.flow_label & 0x000f_ffff != 0 {
+        return av.flow_label & 0x000f_ffff;
+    }
+    let mut v = u64::from(local.get()) * u64::from(remote.get());
+    v ^= v >> 20;
+    v ^= v >> 40;
+    (v & 0x000f_ffff) as u32
+}
+
+/// Makes a route for an address vector from the tables as they are now.
+pub fn make_route(fabric: &Fabric, ports: Option<&[Box<dyn Port>]>, av: &AddressVector, flow: u32) -> Route {
+    let src = fabric.tables.port(av.port_num).and_then(|p| p.gid(u32::from(av.sgid_index))).unwrap_or(Gid::ZERO);
+    let index = usize::from(av.port_num).wrapping_sub(1);
+    let src_port = match ports.and_then(|p| p.get(index)) {
+        Some(port) => port.source_port(src.to_ip(), flow),
+        None => fabric.fallback_ports.get(index).copied().unwrap_or(0xc000),
+    };
+    let way = Way::between(src, av.dgid, src_port, av);
+    let flow = way.map_or(Route::none().flow, |w| w.flow());
+    Route { av: *av, way, flow, generation: fabric.tables.generation() }
+}
+
+impl QpHost<'_, '_> {
+    fn batch(&mut self) -> &mut Batch {
+        let index = usize::from(self.side.port_num.max(1)) - 1;
+        &mut self.fabric.batches[index]
+    }
+
+    fn peer(&self, access: &RemoteAccess) -> Result<Peer, AccessFault> {
+        let pd = match access.xrc_srqn {
+            None => self.side.pd,
+            Some(srqn) => self.fabric.xrc_srq(srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?.pd,
+        };
+        Ok(Peer { pd, qpn: self.side.shared.qpn })
+    }
+
+    /// The route of a path, made anew if the tables have changed.
+    fn route(&mut self, packet: &Outgoing) -> (Option<Way>, Flow, u8) {
+        let generation = self.fabric.tables.generation();
+        let qpn = self.side.shared.qpn;
+        let route = match packet.path {
+            Path::Primary | Path::Alternate => {
+                let which = usize::from(packet.path == Path::Alternate);
+                let route = self.side.routes[which];
+                if route.generation != generation && route.av.port_num != 0 {
+                    let flow = flow_of(&route.av, qpn, packet.headers.bth.dest_qp);
+                    // The UDP source port of a path is chosen once: it is what keeps a QP on one way through the fabric.
+                    let mut fresh = make_route(self.fabric, self.ports, &route.av, flow);
+                    if let (Some(old), Some(new)) = (&route.way, &mut fresh.way)
+                        && old.src == new.src
+                    {
+                        new.src_port = old.src_port;
+                        fresh.flow = new.flow();
+                    }
+                    self.side.routes[which] = fresh;
+                }
+                self.side.routes[which]
+            }
+            Path::Datagram(av) => {
+                let place = datagram_place(&av, qpn);
+                match self.fabric.datagrams[place] {
+                    Some((of, route)) if of == qpn && route.generation == generation && route.av == av => route,
+                    _ => {
+                        let flow = flow_of(&av, qpn, packet.headers.bth.dest_qp);
+                        let route = make_route(self.fabric, self.ports, &av, flow);
+                        // Without a port to ask the source port is a stand-in, so it is not remembered.
+                        if self.ports.is_some() {
+                            self.fabric.datagrams[place] = Some((qpn, route));
+                        }
+                        route
+                    }
+                }
+            }
+        };
+        (route.way, route.flow, route.av.port_num)
+    }
+
+    /// Copies a payload into the packet.
+    #[inline]
+    fn fill(&mut self, payload: Payload<'_>, out: &mut [u8]) -> Result<(), EmitError> {
+        match payload {
+            Payload::None => Ok(()),
+            Payload::Bytes(bytes) => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+            Payload::Wqe { index, offset, .. } => {
+                let shared = &self.side.shared;
+                let Some(ring) = &shared.send else { return Err(EmitError::Local(LocalFault::OutOfBounds)) };
+                if ring.is_inline(index) {
+                    ring.copy_inline(index, offset, out);
+                    return Ok(());
+                }
+                self.memory.gather(self.side.pd, ring.sges(index), offset, out).map_err(EmitError::Local)
+            }
+            Payload::Remote(access) => {
+                let peer = self.peer(&access).map_err(EmitError::Access)?;
+                self.memory.read_remote(peer, &access, out).map_err(EmitError::Access)
+            }
+        }
+    }
+}
+
+fn datagram_place(av: &AddressVector, qpn: Qpn) -> usize {
+    let [a, b, c, d] = [12, 13, 14, 15].map(|i| u32::from(av.dgid.0[i]));
+    let key = (a << 24 | b << 16 | c << 8 | d) ^ qpn.get().rotate_left(13) ^ av.flow_label ^ u32::from(av.sgid_index) << 5;
+    (key.wrapping_mul(0x9e37_79b1) >> 24) as usize % DATAGRAM_ROUTES
+}
+
+fn payload_len(payload: &Payload<'_>) -> usize {
+    match payload {
+        Payload::None => 0,
+        Payload::Wqe { length, .. } => *length as usize,
+        Payload::Remote(access) => access.length as usize,
+        Payload::Bytes(bytes) => bytes.len(),
+    }
+}
+
+impl Host for QpHost<'_, '_> {
+    fn now(&self) -> Time {
+        self.now
+    }
+
+    #[inline]
+    fn send_wqe(&mut self, index: u32) -> Option<SendWqe> {
+        self.side.shared.send.as_ref()?.wqe(index)
+    }
+
+    fn retire_sends(&mut self, next: u32) {
+        if let Some(ring) = &self.side.shared.send {
+            ring.retire(next);
+        }
+    }
+
+    fn complete_send(&mut self, wc: &WorkCompletion) {
+        if self.side.send_cq != NO_CQ {
+            self.side.cq_overrun |= self.fabric.complete(self.side.send_cq, wc, false);
+        }
+    }
+
+    fn scatter_send(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalFault> {
+        let Some(ring) = &self.side.shared.send else { return Err(LocalFault::OutOfBounds) };
+        self.memory.scatter(self.side.pd, ring.sges(index), offset, data)
+    }
+
+    fn bind_mw(&mut self, index: u32) -> Result<(), WcStatus> {
+        let bind = self.side.shared.send.as_ref().and_then(|ring| ring.bind(index)).ok_or(WcStatus::MwBindErr)?;
+        self.memory.bind(Peer { pd: self.side.pd, qpn: self.side.shared.qpn }, &bind)
+    }
+
+    fn local_invalidate(&mut self, rkey: RKey) -> Result<(), WcStatus> {
+        self.memory.invalidate_local(Peer { pd: self.side.pd, qpn: self.side.shared.qpn }, rkey)
+    }
+
+    fn take_recv(&mut self, xrc_srqn: Option<Srqn>) -> Result<Option<RecvWqe>, AccessFault> {
+        let srq = match xrc_srqn {
+            Some(srqn) => Some(self.fabric.xrc_srq(srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?),
+            None => self.side.srq.as_ref(),
+        };
+        let Some(srq) = srq else { return Ok(self.side.shared.recv.as_ref().and_then(|ring| ring.take())) };
+        let srqn = srq.srqn;
+        Ok(srq.ring.take().map(|(wqe, limit)| {
+            if limit {
+                self.fabric.push_event(EventType::SrqLimitReached, EventSubject::SharedReceiveQueue(srqn));
+            }
+            wqe
+        }))
+    }
+
+    fn scatter_recv(&mut self, wqe: &RecvWqe, offset: u32, data: &[u8]) -> Result<(), LocalFault> {
+        match wqe.srq {
+            None => match &self.side.shared.recv {
+                Some(ring) => self.memory.scatter(self.side.pd, ring.sges(wqe.slot), offset, data),
+                None => Err(LocalFault::OutOfBounds),
+            },
+            Some(srqn) => match self.fabric.srqs.get(srqn.get() as usize & 0xffff) {
+                Some(srq) => self.memory.scatter(srq.pd, srq.ring.sges(wqe.slot), offset, data),
+                None => Err(LocalFault::OutOfBounds),
+            },
+        }
+    }
+
+    fn complete_recv(&mut self, wqe: &RecvWqe, wc: &WorkCompletion, solicited: bool) {
+        let mut cq = self.side.recv_cq;
+        match wqe.srq {
+            None => {
+                if let Some(ring) = &self.side.shared.recv {
+                    ring.free(wqe.slot);
+                }
+            }
+            Some(srqn) => {
+                if let Some(srq) = self.fabric.srqs.get(srqn.get() as usize & 0xffff) {
+                    srq.ring.free(wqe.slot);
+                    // Receives of an XRC SRQ complete on the SRQ's CQ (annex A14), others on the QP's.
+                    cq = srq.xrc.map_or(cq, |x| x.1);
+                }
+            }
+        }
+        self.side.cq_overrun |= self.fabric.complete(cq, wc, solicited);
+    }
+
+    fn posted_recvs(&self) -> Option<u32> {
+        self.side.shared.recv.as_ref().map(|ring| ring.posted())
+    }
+
+    fn check_remote(&mut self, access: &RemoteAccess) -> Result<(), AccessFault> {
+        self.memory.check_remote(self.peer(access)?, access)
+    }
+
+    fn write_remote(&mut self, access: &RemoteAccess, data: &[u8]) -> Result<(), AccessFault> {
+        self.memory.write_remote(self.peer(access)?, access, data)
+    }
+
+    fn atomic_remote(&mut self, access: &RemoteAccess, op: AtomicOp) -> Result<u64, AccessFault> {
+        self.memory.atomic_remote(self.peer(access)?, access, op)
+    }
+
+    fn flush_remote(
+        &mut self,
+        access: &RemoteAccess,
+        placement: FlushPlacement,
+        level: FlushLevel,
+    ) -> Result<(), AccessFault> {
+        self.memory.flush_remote(self.peer(access)?, access, placement, level)
+    }
+
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), AccessFault> {
+        self.memory.invalidate_remote(Peer { pd: self.side.pd, qpn: self.side.shared.qpn }, rkey)
+    }
+
+    fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
+        let (way, flow, port_num) = self.route(packet);
+        let index = usize::from(port_num).wrapping_sub(1);
+        let lost = match self.fabric.tables.port(port_num) {
+            Some(port) if !port.is_active() => Some(DropReason::PortDown),
+            // A GID that is gone, or a mixture of IPv4 and IPv6: there is no address to send from.
+            Some(_) if way.is_none() => Some(DropReason::EgressError),
+            None => Some(DropReason::EgressError),
+            Some(_) => None,
+        };
+        let (Some(way), None) = (way, lost) else {
+            self.drop_packet(lost.unwrap_or(DropReason::EgressError));
+            return Ok(());
+        };
+        let length = payload_len(&payload);
+        let pad = usize::from(pad_count(length));
+        let header_len = packet.headers.len();
+        let size = header_len + length + pad + 4;
+        let slot = (packet.headers.bth.dest_qp.get() >> 16) as u8;
+        let Some(room) = self.fabric.egress[index].reserve(&way, slot, size) else {
+            self.fabric.blocked = true;
+            return Err(EmitError::Blocked);
+        };
+        let mut headers = packet.headers;
+        headers.bth.pad_count = pad as u8;
+        // The arena is lent out while the payload is fetched, so that the fetch may look at the rest of the fabric.
+        let mut arena = self.fabric.egress[index].lend();
+        let bytes = arena.bytes(room);
+        let written = match headers.emit(bytes) {
+            Ok(_) => self.fill(payload, &mut bytes[header_len..header_len + length]),
+            Err(_) => {
+                debug_assert!(false, "the transport left out a header of {:?}", headers.bth.opcode);
+                Err(EmitError::Blocked)
+            }
+        };
+        if written.is_ok() {
+            let (transport, icrc) = bytes.split_at_mut(size - 4);
+            transport[header_len + length..].fill(0);
+            icrc.copy_from_slice(&flow.icrc(room.ip_id, transport).to_le_bytes());
+        }
+        let egress = &mut self.fabric.egress[index];
+        egress.take_back(arena);
+        if written.is_ok() {
+            egress.commit(room, &way, slot);
+        }
+        written
+    }
+
+    fn pkey(&self, port_num: u8, index: u16) -> Option<PKey> {
+        self.fabric.tables.port(port_num)?.pkey(index)
+    }
+
+    fn gid(&self, port_num: u8, index: u8) -> Gid {
+        self.fabric.tables.port(port_num).and_then(|p| p.gid(u32::from(index))).unwrap_or(Gid::ZERO)
+    }
+
+    fn paths_swapped(&mut self) {
+        self.side.routes.swap(0, 1);
+        self.side.port_num = self.side.routes[0].av.port_num.max(1);
+    }
+
+    fn event(&mut self, event: EventType) {
+        let qpn = self.side.shared.qpn;
+        self.fabric.push_event(event, EventSubject::QueuePair(qpn));
+    }
+
+    fn count(&mut self, counter: Counter, n: u64) {
+        self.batch().count(counter, n);
+    }
+
+    fn drop_packet(&mut self, reason: DropReason) {
+        self.batch().drop_packet(reason);
+    }
+}
+
+/// A PD of no object: nothing is registered in it.
+pub const NO_PD: PdId = PdId(u32::MAX);
