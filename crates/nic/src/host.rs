@@ -13,7 +13,7 @@ use scalefabric_transport::host::{
 use scalefabric_transport::{Counter, DropReason, Time};
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{
-    AddressVector, AsyncEvent, EventSubject, FlushLevel, FlushPlacement, Gid, PKey, Qpn, RKey, Srqn, WcStatus,
+    AddressVector, AsyncEvent, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, Qpn, RKey, Srqn, WcStatus,
     WorkCompletion,
 };
 use scalefabric_wire::icrc::Flow;
@@ -223,7 +223,8 @@ impl QpHost<'_, '_> {
 
 fn datagram_place(av: &AddressVector, qpn: Qpn) -> usize {
     let [a, b, c, d] = [12, 13, 14, 15].map(|i| u32::from(av.dgid.0[i]));
-    let key = (a << 24 | b << 16 | c << 8 | d) ^ qpn.get().rotate_left(13) ^ av.flow_label ^ u32::from(av.sgid_index) << 5;
+    let key =
+        (a << 24 | b << 16 | c << 8 | d) ^ qpn.get().rotate_left(13) ^ av.flow_label ^ u32::from(av.sgid_index) << 5;
     (key.wrapping_mul(0x9e37_79b1) >> 24) as usize % DATAGRAM_ROUTES
 }
 
@@ -279,12 +280,11 @@ impl Host for QpHost<'_, '_> {
         };
         let Some(srq) = srq else { return Ok(self.side.shared.recv.as_ref().and_then(|ring| ring.take())) };
         let srqn = srq.srqn;
-        Ok(srq.ring.take().map(|(wqe, limit)| {
-            if limit {
-                self.fabric.push_event(EventType::SrqLimitReached, EventSubject::SharedReceiveQueue(srqn));
-            }
-            wqe
-        }))
+        let taken = srq.ring.take();
+        if let Some((_, true)) = taken {
+            self.fabric.push_event(EventType::SrqLimitReached, EventSubject::SharedReceiveQueue(srqn));
+        }
+        Ok(taken.map(|(wqe, _)| wqe))
     }
 
     fn scatter_recv(&mut self, wqe: &RecvWqe, offset: u32, data: &[u8]) -> Result<(), LocalFault> {
@@ -402,6 +402,10 @@ impl Host for QpHost<'_, '_> {
 
     fn gid(&self, port_num: u8, index: u8) -> Gid {
         self.fabric.tables.port(port_num).and_then(|p| p.gid(u32::from(index))).unwrap_or(Gid::ZERO)
+    }
+
+    fn active_mtu(&self, port_num: u8) -> Mtu {
+        self.fabric.tables.port(port_num).map_or(Mtu::Mtu256, |p| p.mtu())
     }
 
     fn paths_swapped(&mut self) {

@@ -103,6 +103,18 @@ impl Timers {
         self.heap.first().map(|e| e.0)
     }
 
+    /// Entries.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// True if no QP waits for a time.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
     /// Takes an entry that is due.
     #[inline]
     pub fn pop_due(&mut self, now: Time) -> Option<u16> {

@@ -7,7 +7,7 @@
 //! engine swaps `rung` to false and only then reads the ring. Both swaps are read-modify-writes of one location, so one
 //! comes first. If the poster's does, the engine's swap reads from it (or from a later one in its release sequence) and
 //! acquires: the engine sees the WQE. If the engine's does, the poster reads false and pushes the bell again: the engine
-//! will be back. What brings the engine back when its lock is taken is proved in `engine::core`.
+//! will be back. What brings the engine back when its lock is taken is proved in `engine::drive`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -2,10 +2,10 @@
 //! that posting threads reach without the engine's lock are behind an `Arc` and say so.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use scalefabric_transport::{self as transport, Time};
-use scalefabric_verbs::{AddressVector, Qpn, QpCap, QpState, QpType, Srqn};
+use scalefabric_verbs::{AddressVector, QpCap, QpState, QpType, Qpn, Srqn};
 use scalefabric_wire::icrc::Flow;
 
 use crate::completion::{Channel, Producer};
@@ -73,6 +73,8 @@ pub struct SrqShared {
     pub pd: PdId,
     /// XRC: its domain and the CQ of its completions.
     pub xrc: Option<(u32, u32)>,
+    /// QPs that take from it.
+    pub users: AtomicU32,
 }
 
 /// One of a QP's paths, ready to send by.

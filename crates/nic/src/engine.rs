@@ -1,0 +1,509 @@
+//! Step 3 of the walk: the engine. One turn takes what came in, looks at doorbells and timers, lets QPs send in turn, and
+//! lets the packets leave.
+//!
+//! [`Engine::turn`] makes no system call and reads no clock: ports and time are handed in, so the simulator and the tests
+//! run the engine that ships. One thread at a time is inside ([`drive::Core`] holds the lock); the cost of a packet does not
+//! depend on how many QPs are idle.
+
+pub mod control;
+pub mod doorbell;
+pub mod drive;
+pub mod entry;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use scalefabric_transport::host::Incoming;
+use scalefabric_transport::{Counter, DropReason, Next, Time};
+use scalefabric_verbs::{AsyncEvent, Gid, QpState, QpType, Qpn, WcStatus};
+use scalefabric_wire::packet::Packet;
+
+use crate::completion::{Channel, EventQueue};
+use crate::config::{Budget, NicConfig};
+use crate::counters::{Batch, CountersHandle};
+use crate::egress::Egress;
+use crate::host::{Fabric, QpHost};
+use crate::ingress::{GsiDatagram, Handover, Ingress, Sorted};
+use crate::memory::{Access, Accessor};
+use crate::port::{Datagram, Port};
+use crate::schedule::{RunQueue, Timers};
+use crate::tables::Tables;
+use doorbell::Doorbells;
+use entry::{QpEntry, Slots};
+
+/// MADs that wait for whoever speaks CM, at most.
+const GSI_QUEUE: usize = 256;
+
+/// How long to wait for a port that refused a train, ns: a socket buffer of 64 KiB empties in that time at 25 Gb/s.
+const BLOCKED_RETRY_NS: u64 = 20_000;
+
+/// How a turn went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Turn {
+    /// Packets came or left, or a QP was served.
+    pub progressed: bool,
+    /// QPs wait for their turn: call again at once.
+    pub ready: bool,
+    /// The earliest time at which the next turn has something to do if nothing comes in and nobody posts.
+    pub next_deadline: Option<Time>,
+}
+
+/// The engine. It does nothing by itself.
+pub struct Engine {
+    accessor: Accessor,
+    nic: Nic,
+}
+
+/// Everything but the way into memory, which a turn borrows apart.
+pub(crate) struct Nic {
+    pub(crate) config: NicConfig,
+    pub(crate) qps: Slots<Box<QpEntry>>,
+    pub(crate) fabric: Fabric,
+    ingress: Ingress,
+    pub(crate) run: RunQueue,
+    pub(crate) timers: Timers,
+    touched: Vec<u16>,
+    doorbells: Arc<Doorbells>,
+    counters: Vec<CountersHandle>,
+    /// Groups with their members, by port: few, and looked at for multicast packets only.
+    pub(crate) groups: Vec<(u8, Gid, Vec<u16>)>,
+    gsi: VecDeque<GsiDatagram>,
+    gsi_open: bool,
+    /// Tables' generation for which fallback source ports were asked for.
+    routed: u32,
+    /// Time of the last turn.
+    last: Time,
+}
+
+impl Engine {
+    /// An engine for a device. `doorbells` has a bell for each QP index; `counters` a block for each port.
+    pub fn new(
+        config: &NicConfig,
+        accessor: Accessor,
+        doorbells: Arc<Doorbells>,
+        events: Arc<EventQueue<AsyncEvent>>,
+        counters: Vec<CountersHandle>,
+    ) -> Self {
+        let ports = config.ports.len();
+        let max_qp = (config.attr.max_qp as usize).min(65_535);
+        let fabric = Fabric {
+            tables: Tables::new(&config.ports),
+            egress: (0..ports).map(|_| Egress::new(config.staged_bytes)).collect(),
+            batches: (0..ports).map(|_| Batch::default()).collect(),
+            cqs: Slots::new(0, config.attr.max_cq as usize, 0),
+            srqs: Slots::new(1, (config.attr.max_srq as usize).min(65_535), 0),
+            events,
+            events_pushed: false,
+            wakes: VecDeque::with_capacity(64),
+            overruns: Vec::with_capacity(16),
+            datagrams: Fabric::datagram_routes(),
+            fallback_ports: vec![0xc000; ports],
+            blocked: false,
+        };
+        let nic = Nic {
+            ingress: Ingress::new(config.slot, config.solve_ip_ids),
+            config: config.clone(),
+            // Index 0 is left out so that no QPN looks like an empty field.
+            qps: Slots::new(1, max_qp, (config.seed % 4096) as usize),
+            fabric,
+            run: RunQueue::default(),
+            timers: Timers::default(),
+            touched: Vec::new(),
+            doorbells,
+            counters,
+            groups: Vec::new(),
+            gsi: VecDeque::new(),
+            gsi_open: false,
+            routed: 0,
+            last: Time(0),
+        };
+        Self { accessor, nic }
+    }
+
+    /// Who takes datagrams for other slots of the device. Without one they are dropped as `NoSuchQp`.
+    pub fn set_handover(&mut self, handover: Box<dyn Handover>) {
+        self.nic.ingress.set_handover(handover);
+    }
+
+    /// Begins to keep datagrams for QP 1 (bounded; dropped as `NoSuchQp` before, as `ReceiverNotReady` when full).
+    pub fn open_gsi(&mut self) {
+        self.nic.gsi_open = true;
+    }
+
+    /// The oldest datagram for QP 1.
+    pub fn take_gsi(&mut self) -> Option<GsiDatagram> {
+        self.nic.gsi.pop_front()
+    }
+
+    /// The port tables.
+    pub fn tables(&self) -> &Tables {
+        &self.nic.fabric.tables
+    }
+
+    /// One turn: ingress, doorbells, timers, transmission, egress.
+    pub fn turn(&mut self, now: Time, ports: &mut [Box<dyn Port>], budget: Budget) -> Turn {
+        let access = self.accessor.enter();
+        let nic = &mut self.nic;
+        // Drivers read the clock before they have the lock, so one may come late with an older time.
+        let now = now.max(nic.last);
+        nic.last = now;
+        nic.begin(now, ports);
+        let mut progressed = false;
+        for index in 0..ports.len() {
+            progressed |= nic.receive(now, &access, index, ports, budget.receive);
+        }
+        nic.take_doorbells(now, &access, ports);
+        nic.run_timers(now, &access, ports);
+        progressed |= nic.transmit(now, &access, ports, budget);
+        progressed |= nic.flush(ports);
+        drop(access);
+        nic.end(now, ports, progressed)
+    }
+
+    /// What waits, without a turn: for whoever changed something by a verb.
+    pub(crate) fn outlook(&self, now: Time) -> Turn {
+        let ready = !self.nic.run.is_empty();
+        Turn { progressed: false, ready, next_deadline: if ready { Some(now) } else { self.nic.timers.first() } }
+    }
+
+    /// Lends out everything and the way into memory, for a verb.
+    pub(crate) fn parts(&mut self) -> (Access<'_>, &mut Nic) {
+        (self.accessor.enter(), &mut self.nic)
+    }
+
+    pub(crate) fn nic(&mut self) -> &mut Nic {
+        &mut self.nic
+    }
+
+    /// Channels to wake now that the turn is over, and whether asynchronous events are among what was pushed.
+    pub(crate) fn next_wake(&mut self) -> Option<Arc<Channel>> {
+        self.nic.fabric.wakes.pop_front()
+    }
+
+    pub(crate) fn take_events_pushed(&mut self) -> bool {
+        core::mem::take(&mut self.nic.fabric.events_pushed)
+    }
+}
+
+impl Nic {
+    fn begin(&mut self, now: Time, ports: &mut [Box<dyn Port>]) {
+        for (index, port) in ports.iter_mut().enumerate() {
+            port.set_time(now.0);
+            self.fabric.egress[index].begin_turn(port.as_ref());
+        }
+        self.fabric.blocked = false;
+        if self.routed != self.fabric.tables.generation() {
+            self.routed = self.fabric.tables.generation();
+            self.reroute(ports);
+        }
+    }
+
+    /// The tables changed: what to use as source port when a route has to be made in the middle of receiving.
+    fn reroute(&mut self, ports: &[Box<dyn Port>]) {
+        for (index, port) in ports.iter().enumerate() {
+            let gid = self.fabric.tables.port(index as u8 + 1).and_then(|p| p.gids().next());
+            if let Some((_, gid)) = gid {
+                self.fabric.fallback_ports[index] = port.source_port(gid.to_ip(), 0);
+            }
+        }
+    }
+
+    /// Takes a batch of datagrams from a port and ends it: one ACK covers what came together.
+    fn receive(
+        &mut self,
+        now: Time,
+        memory: &Access<'_>,
+        index: usize,
+        ports: &mut [Box<dyn Port>],
+        max: usize,
+    ) -> bool {
+        let port_num = index as u8 + 1;
+        let count = ports[index].receive(max, &mut |datagram| self.take(now, memory, port_num, datagram));
+        if count == 0 {
+            return false;
+        }
+        let mut touched = core::mem::take(&mut self.touched);
+        for qp in touched.drain(..) {
+            self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
+                *entry.touched = false;
+                entry.transport.end_of_batch(host);
+            });
+            // The batch may have opened the window, or asked for a READ.
+            self.run.push(qp);
+        }
+        self.touched = touched;
+        true
+    }
+
+    fn take(&mut self, now: Time, memory: &Access<'_>, port_num: u8, datagram: &Datagram<'_>) {
+        let index = usize::from(port_num) - 1;
+        let active = self.fabric.tables.port(port_num).is_some_and(|p| p.is_active());
+        let batch = &mut self.fabric.batches[index];
+        if !active {
+            return batch.drop_packet(DropReason::PortDown);
+        }
+        match self.ingress.sort(port_num, datagram, batch) {
+            Sorted::Done => {}
+            Sorted::Qp(qp, packet) => {
+                if !self.deliver(qp, now, memory, port_num, datagram, &packet) {
+                    self.fabric.batches[index].drop_packet(DropReason::NoSuchQp);
+                }
+            }
+            Sorted::Multicast(packet) => self.deliver_group(now, memory, port_num, datagram, &packet),
+            Sorted::Gsi(packet) => self.keep_gsi(port_num, datagram, &packet),
+        }
+    }
+
+    /// Hands a packet to a QP; false if there is none.
+    #[inline]
+    fn deliver(
+        &mut self,
+        qp: u16,
+        now: Time,
+        memory: &Access<'_>,
+        port_num: u8,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) -> bool {
+        let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return false };
+        let QpEntry { transport, side, touched, .. } = &mut **entry;
+        if !core::mem::replace(touched, true) {
+            self.touched.push(qp);
+        }
+        let incoming = Incoming {
+            headers: &packet.headers,
+            payload: packet.payload,
+            port_num,
+            src: Gid::from_ip(datagram.src),
+            dst: Gid::from_ip(datagram.dst),
+            src_port: datagram.src_port,
+            traffic_class: datagram.traffic_class,
+            flow_label: datagram.flow_label,
+            hop_limit: datagram.hop_limit,
+        };
+        transport.receive(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports: None }, &incoming);
+        true
+    }
+
+    fn deliver_group(
+        &mut self,
+        now: Time,
+        memory: &Access<'_>,
+        port_num: u8,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) {
+        let group = Gid::from_ip(datagram.dst);
+        let src = Gid::from_ip(datagram.src);
+        let own = self.fabric.tables.port(port_num).is_some_and(|p| p.find_gid(src).is_some());
+        let sender = packet.headers.deth.map(|d| d.src_qp);
+        let place = self.groups.iter().position(|(p, g, _)| *p == port_num && *g == group);
+        let mut any = false;
+        if let Some(place) = place {
+            for i in 0..self.groups[place].2.len() {
+                let qp = self.groups[place].2[i];
+                let qpn = Qpn::new(u32::from(self.config.slot) << 16 | u32::from(qp));
+                any = true;
+                // A group's datagram does not come back to the QP that sent it (clause 10.5.2.2).
+                if !(own && sender == Some(qpn)) {
+                    self.deliver(qp, now, memory, port_num, datagram, packet);
+                }
+            }
+        }
+        if !any {
+            self.fabric.batches[usize::from(port_num) - 1].drop_packet(DropReason::NotMulticastMember);
+        }
+    }
+
+    fn keep_gsi(&mut self, port_num: u8, datagram: &Datagram<'_>, packet: &Packet<'_>) {
+        let batch = &mut self.fabric.batches[usize::from(port_num) - 1];
+        if !self.gsi_open {
+            return batch.drop_packet(DropReason::NoSuchQp);
+        }
+        if self.gsi.len() >= GSI_QUEUE {
+            return batch.drop_packet(DropReason::ReceiverNotReady);
+        }
+        self.gsi.push_back(GsiDatagram {
+            port_num,
+            src: Gid::from_ip(datagram.src),
+            dst: Gid::from_ip(datagram.dst),
+            src_port: datagram.src_port,
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+            headers: packet.headers,
+            payload: packet.payload.to_vec(),
+        });
+    }
+
+    /// Calls a QP's transport and draws the consequences: state seen by posters, timers, overrun CQs.
+    pub(crate) fn with_qp<R>(
+        &mut self,
+        qp: u16,
+        now: Time,
+        memory: &Access<'_>,
+        ports: Option<&[Box<dyn Port>]>,
+        call: impl FnOnce(&mut Caller<'_>, &mut QpHost<'_, '_>) -> R,
+    ) -> Option<R> {
+        let entry = &mut **self.qps.get_mut(usize::from(qp))?;
+        let QpEntry { transport, side, touched, wake_at, .. } = entry;
+        let mut host = QpHost { now, side, fabric: &mut self.fabric, memory, ports };
+        let mut caller = Caller { transport, touched, wake_at };
+        let result = call(&mut caller, &mut host);
+        let state = transport.state();
+        if state != side.shared.state() {
+            side.shared.set_state(state);
+            if state == QpState::Err {
+                // A thread that posted while it still saw the old state rings no bell for a receive. Either it sees ERR
+                // after its WQE is written, or we see the WQE now: both sides put a full fence between.
+                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+                transport.flush(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports });
+            }
+        }
+        let deadline = match (transport.deadline(), *wake_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        if let Some(at) = deadline {
+            self.timers.arm(qp, at);
+        }
+        if side.cq_overrun || !self.fabric.overruns.is_empty() {
+            side.cq_overrun = false;
+            self.fail_overrun(now, memory, ports);
+        }
+        Some(result)
+    }
+
+    /// CQs that overran take their QPs with them (clause 10.2.4.2: CQ error; the QPs cannot report any more).
+    fn fail_overrun(&mut self, now: Time, memory: &Access<'_>, ports: Option<&[Box<dyn Port>]>) {
+        while let Some(cq) = self.fabric.overruns.pop() {
+            for (index, entry) in self.qps.iter_mut() {
+                let QpEntry { transport, side, .. } = &mut **entry;
+                let uses = side.send_cq == cq || side.recv_cq == cq;
+                if uses && !matches!(transport.state(), QpState::Reset | QpState::Err) {
+                    let mut host = QpHost { now, side, fabric: &mut self.fabric, memory, ports };
+                    transport.fail(&mut host, WcStatus::FatalErr);
+                    scalefabric_transport::Host::event(&mut host, scalefabric_verbs::event::EventType::QpFatal);
+                    side.shared.set_state(transport.state());
+                    side.cq_overrun = false;
+                    self.timers.arm(index as u16, now);
+                }
+            }
+        }
+    }
+
+    fn take_doorbells(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
+        let doorbells = self.doorbells.clone();
+        doorbells.take(|qp| {
+            let Some(entry) = self.qps.get(usize::from(qp)) else { return };
+            if entry.transport.state() == QpState::Err {
+                self.with_qp(qp, now, memory, Some(&*ports), |entry, host| entry.transport.flush(host));
+            } else {
+                self.run.push(qp);
+            }
+        });
+    }
+
+    fn run_timers(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
+        // Each QP at most once a turn: a deadline that stays due would hold us here for ever.
+        for _ in 0..self.timers.len() {
+            let Some(qp) = self.timers.pop_due(now) else { break };
+            let Some(entry) = self.qps.get_mut(usize::from(qp)) else { continue };
+            if entry.wake_at.is_some_and(|at| at <= now) {
+                entry.wake_at = None;
+                self.run.push(qp);
+            }
+            let due = entry.transport.deadline().is_some_and(|at| at <= now);
+            self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
+                if due {
+                    entry.transport.on_timer(host);
+                }
+            });
+            if due {
+                self.run.push(qp);
+            }
+        }
+    }
+
+    fn transmit(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>], budget: Budget) -> bool {
+        let mut served = false;
+        for _ in 0..self.run.len().min(budget.qps) {
+            let Some(qp) = self.run.pop() else { break };
+            let next = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
+                let next = entry.transport.transmit(host, budget.transmit_per_qp);
+                *entry.wake_at = match next {
+                    Next::At(at) => Some(at),
+                    _ => None,
+                };
+                next
+            });
+            served |= !matches!(next, None | Some(Next::Blocked));
+            match next {
+                None | Some(Next::Idle | Next::At(_)) => {}
+                Some(Next::Ready | Next::Blocked) => self.run.push(qp),
+            }
+            if self.fabric.blocked || self.fabric.egress.iter().any(Egress::is_full) {
+                self.fabric.blocked = false;
+                self.flush(ports);
+                if self.fabric.egress.iter().any(Egress::is_blocked) && self.run.len() == 1 {
+                    break;
+                }
+            }
+        }
+        served
+    }
+
+    fn flush(&mut self, ports: &mut [Box<dyn Port>]) -> bool {
+        let mut progressed = false;
+        for (index, port) in ports.iter_mut().enumerate() {
+            let egress = &mut self.fabric.egress[index];
+            if !egress.is_empty() {
+                progressed |= egress.flush(port.as_mut(), &mut self.fabric.batches[index]);
+            }
+        }
+        progressed
+    }
+
+    fn end(&mut self, now: Time, ports: &mut [Box<dyn Port>], progressed: bool) -> Turn {
+        let mut deadline = self.timers.first();
+        let mut sooner = |at: Time| deadline = Some(deadline.map_or(at, |d| d.min(at)));
+        let mut blocked = false;
+        for (index, port) in ports.iter_mut().enumerate() {
+            port.flush();
+            let batch = &mut self.fabric.batches[index];
+            port.take_drops(&mut |reason, n| (0..n).for_each(|_| batch.drop_packet(reason)));
+            batch.flush(self.counters[index].block());
+            if let Some(at) = port.deadline() {
+                sooner(Time(at));
+            }
+            if !self.fabric.egress[index].is_empty() {
+                blocked = true;
+                sooner(now.after(BLOCKED_RETRY_NS));
+            }
+        }
+        // While a port is blocked its QPs stay in the queue; turning in circles does not make room.
+        let ready = !self.run.is_empty() && !blocked;
+        if ready {
+            sooner(now);
+        }
+        Turn { progressed, ready, next_deadline: deadline }
+    }
+
+    /// Adds to a port's counters outside a turn.
+    pub(crate) fn count(&mut self, port_num: u8, counter: Counter, n: u64) {
+        if let Some(batch) = self.fabric.batches.get_mut(usize::from(port_num).wrapping_sub(1)) {
+            batch.count(counter, n);
+        }
+    }
+}
+
+/// The parts of a QP's entry that a call may change.
+pub(crate) struct Caller<'a> {
+    pub(crate) transport: &'a mut scalefabric_transport::QueuePair,
+    pub(crate) touched: &'a mut bool,
+    pub(crate) wake_at: &'a mut Option<Time>,
+}
+
+/// True for QPs that can be attached to a group.
+pub(crate) fn takes_multicast(qp_type: QpType) -> bool {
+    qp_type == QpType::Ud
+}

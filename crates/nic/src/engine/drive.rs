@@ -1,0 +1,381 @@
+//! Who drives the engine, and when (D2): the lock around it, the clock, and the rule by which no doorbell is lost.
+//!
+//! A posting thread rings and tries the lock; a polling thread tries the lock; a worker and the control verbs wait for
+//! it. Nobody on the data path waits for anybody.
+//!
+//! **No work is forgotten.** Every release of the lock is followed by a full fence and a look at the doorbells
+//! ([`Core::release`]); every ring is followed by a full fence and an attempt at the lock. Take a poster P that rings and
+//! finds the lock taken, and the last holder H of the lock at that time. The two fences are ordered in the single order
+//! of all such fences. If P's comes first, H's look after its fence sees P's bell, and H (or whoever takes the lock in
+//! between, for whom the same holds) turns the engine. If H's comes first, P's attempt, which is after P's fence, sees the
+//! lock as H released it or as a later holder took it; the first is not so, since the attempt failed, and for the later
+//! holder the argument starts again. Holders are finite in number while P looks, so some holder sees the bell. The same
+//! with `waiting`: a poster that leaves the lock to a waiter has read `waiting` before the waiter's release.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+
+use scalefabric_transport::Time;
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{AsyncEvent, VerbsError};
+
+use super::doorbell::Doorbells;
+use super::{Engine, Turn};
+use crate::clock;
+use crate::completion::{Channel, EventQueue};
+use crate::config::{Budget, NicConfig};
+use crate::counters::CountersHandle;
+use crate::ingress::Handover;
+use crate::memory::{MemoryTable, Seed};
+use crate::port::Port;
+use crate::tables::PortChange;
+use crate::worker::{Drive, Turned};
+
+/// How long the worker leaves to callers what a caller left unfinished, ns. Callers that post usually poll at once; waking
+/// the worker for each of them would cost more than it gives.
+const GRACE_NS: u64 = 100_000;
+
+/// Channels that are woken outside the lock; more are woken inside, which is slower but as right.
+const WAKES: usize = 8;
+
+/// Wakes the worker.
+pub trait Kick: Send + Sync {
+    /// The engine must be turned at `at` or a little later, which is earlier than the worker was told. Called without the
+    /// engine's lock; may make a system call.
+    fn kick(&self, at: Time);
+}
+
+/// What tells the time.
+#[derive(Debug)]
+enum Clock {
+    /// CLOCK_MONOTONIC, and callers drive the engine.
+    Real,
+    /// What [`Core::turn_at`] was last told; callers do not drive.
+    Manual(AtomicU64),
+}
+
+/// The engine and its ports: what the lock protects.
+pub(crate) struct State {
+    pub(crate) engine: Engine,
+    pub(crate) ports: Vec<Box<dyn Port>>,
+}
+
+/// The NIC of this process: the engine behind its lock, and what is reached without it.
+pub struct Core {
+    state: Mutex<State>,
+    /// Threads that wait for the lock: pollers leave it to them.
+    waiting: AtomicUsize,
+    doorbells: Arc<Doorbells>,
+    clock: Clock,
+    config: NicConfig,
+    memory: Arc<MemoryTable>,
+    events: Arc<EventQueue<AsyncEvent>>,
+    counters: Vec<CountersHandle>,
+    kick: OnceLock<Box<dyn Kick>>,
+    /// When the worker will look again by itself.
+    promised: AtomicU64,
+    caller_turns: AtomicU64,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("device", &self.config.device.name).finish_non_exhaustive()
+    }
+}
+
+/// The lock, held by a verb. Releasing it looks at the doorbells.
+pub(crate) struct Held<'c> {
+    core: &'c Core,
+    guard: Option<MutexGuard<'c, State>>,
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        self.guard.as_ref().expect("held until dropped")
+    }
+}
+
+impl std::ops::DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.guard.as_mut().expect("held until dropped")
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.take() {
+            let now = self.core.now();
+            let outlook = guard.engine.outlook(now);
+            self.core.release(guard, now, Some(outlook));
+            self.core.after_release();
+        }
+    }
+}
+
+impl Core {
+    /// A NIC whose callers drive it. `ports` are in the order of `config.ports`; `counters` has a block for each port.
+    pub fn new(
+        config: NicConfig,
+        ports: Vec<Box<dyn Port>>,
+        counters: Vec<CountersHandle>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        Self::build(config, ports, counters, Seed::from_os()?, Clock::Real)
+    }
+
+    /// A NIC that only [`Core::turn_at`] drives, in a time of its own.
+    pub fn manual(
+        config: NicConfig,
+        ports: Vec<Box<dyn Port>>,
+        counters: Vec<CountersHandle>,
+        seed: Seed,
+    ) -> Result<Arc<Self>, VerbsError> {
+        Self::build(config, ports, counters, seed, Clock::Manual(AtomicU64::new(0)))
+    }
+
+    fn build(
+        mut config: NicConfig,
+        ports: Vec<Box<dyn Port>>,
+        counters: Vec<CountersHandle>,
+        seed: Seed,
+        clock: Clock,
+    ) -> Result<Arc<Self>, VerbsError> {
+        if ports.is_empty() || ports.len() != config.ports.len() || counters.len() != ports.len() || ports.len() > 254 {
+            return Err(VerbsError::invalid(format!(
+                "{} ports configured, {} given, {} counter blocks: they must be the same number, 1 to 254",
+                config.ports.len(),
+                ports.len(),
+                counters.len()
+            )));
+        }
+        if config.slot == 0 || config.slot == 255 {
+            return Err(VerbsError::invalid(format!("slot {} is never given out: use 1 to 254", config.slot)));
+        }
+        config.attr.phys_port_cnt = ports.len() as u8;
+        let entries = config.attr.max_mr.saturating_add(config.attr.max_mw).clamp(1, 1 << 20);
+        let (memory, accessor) = MemoryTable::new(seed, entries);
+        let doorbells = Arc::new(Doorbells::new(65_536));
+        let events = Arc::new(EventQueue::new()?);
+        let engine = Engine::new(&config, accessor, doorbells.clone(), events.clone(), counters.clone());
+        Ok(Arc::new(Self {
+            state: Mutex::new(State { engine, ports }),
+            waiting: AtomicUsize::new(0),
+            doorbells,
+            clock,
+            config,
+            memory,
+            events,
+            counters,
+            kick: OnceLock::new(),
+            promised: AtomicU64::new(0),
+            caller_turns: AtomicU64::new(0),
+        }))
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &NicConfig {
+        &self.config
+    }
+
+    /// Registered memory.
+    pub fn memory(&self) -> &Arc<MemoryTable> {
+        &self.memory
+    }
+
+    /// Asynchronous events.
+    pub fn events(&self) -> &Arc<EventQueue<AsyncEvent>> {
+        &self.events
+    }
+
+    /// The counters of a port, from 1.
+    pub fn counters(&self, port_num: u8) -> Option<&CountersHandle> {
+        self.counters.get(usize::from(port_num).wrapping_sub(1))
+    }
+
+    /// Who wakes the worker. Only the first one counts. Without one nobody is woken: only callers drive.
+    pub fn set_kick(&self, kick: Box<dyn Kick>) {
+        let _ = self.kick.set(kick);
+    }
+
+    /// Who takes datagrams for other slots of the device.
+    pub fn set_handover(&self, handover: Box<dyn Handover>) {
+        self.lock().engine.set_handover(handover);
+    }
+
+    /// The time.
+    pub fn now(&self) -> Time {
+        match &self.clock {
+            Clock::Real => clock::now(),
+            Clock::Manual(now) => Time(now.load(Ordering::Acquire)),
+        }
+    }
+
+    /// Changes a port's tables and raises the event that belongs to it.
+    pub fn change_port(&self, port_num: u8, change: &PortChange) -> Result<(), VerbsError> {
+        self.lock().engine.nic().change_port(port_num, change)
+    }
+
+    /// `set_pkey` of a port: raises PKEY_CHANGE if it changed.
+    pub fn set_pkey(&self, port_num: u8, index: u16, pkey: scalefabric_verbs::PKey) -> Result<(), VerbsError> {
+        self.change_port(port_num, &PortChange::SetPKey { index, pkey })
+    }
+
+    /// Raises DEVICE_FATAL and puts every QP into ERR: the device is gone (its segment was lost, an injected fault).
+    pub fn fail_device(&self) {
+        let now = self.now();
+        let mut held = self.lock();
+        let State { engine, ports } = &mut *held;
+        engine.fail_all(now, ports);
+        self.events
+            .push(AsyncEvent { event_type: EventType::DeviceFatal, subject: scalefabric_verbs::EventSubject::Device });
+        drop(held);
+        self.events.wake();
+    }
+
+    /// One turn at a time that the caller says: for tests and the simulator. Time never goes back.
+    pub fn turn_at(&self, now: Time) -> Turn {
+        if let Clock::Manual(clock) = &self.clock {
+            clock.fetch_max(now.0, Ordering::AcqRel);
+        }
+        let now = self.now();
+        let mut guard = self.wait_for_lock();
+        let State { engine, ports } = &mut *guard;
+        let turn = engine.turn(now, ports, self.config.budget);
+        self.release(guard, now, Some(turn));
+        turn
+    }
+
+    /// A posting thread's doorbell: tells the engine, and turns it if nobody else does.
+    #[inline]
+    pub(crate) fn ring(&self, index: u16) {
+        self.doorbells.ring(index);
+        self.after_release();
+    }
+
+    /// Waits for the lock, for a verb.
+    pub(crate) fn lock(&self) -> Held<'_> {
+        Held { core: self, guard: Some(self.wait_for_lock()) }
+    }
+
+    /// A polling thread's turn; false if another thread has the engine, or nobody but [`Core::turn_at`] may drive.
+    pub(crate) fn poll(&self) -> bool {
+        if matches!(self.clock, Clock::Manual(_)) {
+            return false;
+        }
+        let turned = self.try_turn(self.config.budget);
+        self.after_release();
+        turned
+    }
+
+    /// A thread is about to sleep until something happens: the worker must be there.
+    pub(crate) fn someone_sleeps(&self) {
+        if let Some(kick) = self.kick.get() {
+            let now = self.now();
+            if self.promised.swap(0, Ordering::Relaxed) > now.0 {
+                kick.kick(now);
+            }
+        }
+    }
+
+    fn wait_for_lock(&self) -> MutexGuard<'_, State> {
+        if let Ok(guard) = self.state.try_lock() {
+            return guard;
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let guard = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        guard
+    }
+
+    /// One turn if the lock is free and nobody waits for it.
+    fn try_turn(&self, budget: Budget) -> bool {
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let mut guard = match self.state.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let now = self.now();
+        let State { engine, ports } = &mut *guard;
+        let turn = engine.turn(now, ports, budget);
+        self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.release(guard, now, Some(turn));
+        true
+    }
+
+    /// Turns the engine while bells wait that were rung when the lock was taken.
+    fn after_release(&self) {
+        if matches!(self.clock, Clock::Manual(_)) {
+            return;
+        }
+        while !self.doorbells.is_empty() {
+            if !self.try_turn(Budget::INLINE) {
+                return;
+            }
+        }
+    }
+
+    /// Gives the lock back, wakes who sleeps, and tells the worker of an earlier deadline. Whoever calls it looks at the
+    /// doorbells afterwards ([`Core::after_release`]).
+    fn release(&self, mut guard: MutexGuard<'_, State>, now: Time, turn: Option<Turn>) {
+        let mut wakes: [Option<Arc<Channel>>; WAKES] = [const { None }; WAKES];
+        let mut count = 0;
+        while let Some(channel) = guard.engine.next_wake() {
+            if wakes[..count].iter().flatten().any(|c| Arc::ptr_eq(c, &channel)) {
+                continue;
+            }
+            if count < WAKES {
+                wakes[count] = Some(channel);
+                count += 1;
+            } else {
+                channel.wake();
+            }
+        }
+        let events = guard.engine.take_events_pushed();
+        // Under the lock, so that a later turn cannot be overtaken: the worker's own turn sets `promised` there, too.
+        let kick = turn.and_then(|turn| self.kick_wanted(now, &turn));
+        drop(guard);
+        fence(Ordering::SeqCst);
+        for channel in wakes.into_iter().flatten() {
+            channel.wake();
+        }
+        if events {
+            self.events.wake();
+        }
+        if let (Some(at), Some(kick)) = (kick, self.kick.get()) {
+            kick.kick(at);
+        }
+    }
+
+    /// The time for which the worker must be woken, if it sleeps longer.
+    fn kick_wanted(&self, now: Time, turn: &Turn) -> Option<Time> {
+        let at = turn.next_deadline?;
+        let at = if turn.ready { now.after(GRACE_NS) } else { at };
+        // Once told, the worker looks at that time or later by itself: telling it again would only cost.
+        (at.0 < self.promised.load(Ordering::Relaxed)).then(|| {
+            self.promised.store(at.0, Ordering::Relaxed);
+            at
+        })
+    }
+}
+
+impl Drive for Core {
+    fn turn(&self, now: Time) -> Turned {
+        let mut guard = self.wait_for_lock();
+        let State { engine, ports } = &mut *guard;
+        let turn = engine.turn(now, ports, self.config.budget);
+        // What the worker is told now is what it will do: nobody needs to kick it for that.
+        let deadline = if turn.ready { Some(now) } else { turn.next_deadline };
+        self.promised.store(deadline.map_or(u64::MAX, |d| d.0), Ordering::Relaxed);
+        self.release(guard, now, None);
+        self.after_release();
+        Turned { busy: turn.progressed || turn.ready, deadline }
+    }
+
+    fn caller_turns(&self) -> u64 {
+        self.caller_turns.load(Ordering::Relaxed)
+    }
+}

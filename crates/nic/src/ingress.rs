@@ -1,0 +1,160 @@
+//! Step 7 of the walk: a datagram is checked and finds its QP.
+//!
+//! Checks that need no QP, in this order: port, headers (length, version, opcode, pad), slot, ICRC, destination. Each
+//! ends in a counted [`DropReason`]. Whatever the bytes are, nothing here panics and no memory is touched.
+
+use std::net::IpAddr;
+
+use scalefabric_transport::{Counter, DropReason};
+use scalefabric_wire::icrc::{Check, Flow, InverseCache};
+use scalefabric_wire::invalid::InvalidPacket;
+use scalefabric_wire::packet::{Headers, Packet};
+use scalefabric_wire::{Gid, Qpn};
+
+use crate::counters::Batch;
+use crate::port::Datagram;
+
+/// Flows remembered; a power of two.
+const FLOWS: usize = 256;
+
+/// A datagram for another slot of the device, which GRO merged with ours (D1).
+pub trait Handover: Send {
+    /// Passes it on; false if that slot is not in use or has no room.
+    fn pass(&mut self, slot: u8, port_num: u8, datagram: &Datagram<'_>) -> bool;
+}
+
+/// A datagram for QP 1, kept for whoever speaks CM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GsiDatagram {
+    /// Port it came in by.
+    pub port_num: u8,
+    /// Source address.
+    pub src: Gid,
+    /// Destination address.
+    pub dst: Gid,
+    /// Source UDP port.
+    pub src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// BTH and DETH.
+    pub headers: Headers,
+    /// The MAD.
+    pub payload: Vec<u8>,
+}
+
+/// What became of a datagram.
+pub enum Sorted<'a> {
+    /// For a QP of this process.
+    Qp(u16, Packet<'a>),
+    /// For the members of a group.
+    Multicast(Packet<'a>),
+    /// For QP 1.
+    Gsi(Packet<'a>),
+    /// Dropped and counted, or handed over.
+    Done,
+}
+
+/// The state that checking needs: caches, nothing else.
+pub struct Ingress {
+    slot: u8,
+    solve_ip_ids: bool,
+    inverse: InverseCache,
+    /// Constants of the ICRCs by source, destination and port: making them costs more than a small packet's CRC.
+    flows: Box<[Option<(IpAddr, IpAddr, u16, Flow)>]>,
+    handover: Option<Box<dyn Handover>>,
+}
+
+impl Ingress {
+    /// For a process with this slot.
+    pub fn new(slot: u8, solve_ip_ids: bool) -> Self {
+        Self {
+            slot,
+            solve_ip_ids,
+            inverse: InverseCache::new(),
+            flows: vec![None; FLOWS].into_boxed_slice(),
+            handover: None,
+        }
+    }
+
+    /// Who takes datagrams for other slots.
+    pub fn set_handover(&mut self, handover: Box<dyn Handover>) {
+        self.handover = Some(handover);
+    }
+
+    /// Checks a datagram and finds out for whom it is.
+    #[inline]
+    pub fn sort<'a>(&mut self, port_num: u8, datagram: &Datagram<'a>, batch: &mut Batch) -> Sorted<'a> {
+        let packet = match Packet::parse(datagram.bytes) {
+            Ok(packet) => packet,
+            Err(invalid) => {
+                batch.drop_packet(reason(&invalid));
+                return Sorted::Done;
+            }
+        };
+        let qpn = packet.headers.bth.dest_qp;
+        let slot = (qpn.get() >> 16) as u8;
+        let ours = slot == self.slot || qpn == Qpn::MULTICAST || qpn == Qpn::GSI;
+        if !ours {
+            let passed = self.handover.as_mut().is_some_and(|h| h.pass(slot, port_num, datagram));
+            if !passed {
+                batch.drop_packet(DropReason::NoSuchQp);
+            }
+            return Sorted::Done;
+        }
+        match self.flow(datagram).check(datagram.ip_id, datagram.bytes, &mut self.inverse) {
+            Check::Ok => {}
+            Check::OkWithId(_) if self.solve_ip_ids => batch.count(Counter::SolvedIpIds, 1),
+            Check::OkWithId(_) | Check::Bad => {
+                batch.drop_packet(DropReason::BadIcrc);
+                return Sorted::Done;
+            }
+        }
+        batch.count(Counter::ReceivedPackets, 1);
+        batch.count(Counter::ReceivedBytes, datagram.bytes.len() as u64);
+        // A group address and the group's QPN come together or not at all (clause 9.6.1.2).
+        if (qpn == Qpn::MULTICAST) != datagram.dst.is_multicast() {
+            batch.drop_packet(DropReason::Malformed);
+            return Sorted::Done;
+        }
+        if qpn == Qpn::MULTICAST {
+            Sorted::Multicast(packet)
+        } else if qpn == Qpn::GSI {
+            Sorted::Gsi(packet)
+        } else {
+            Sorted::Qp(qpn.get() as u16, packet)
+        }
+    }
+
+    #[inline]
+    fn flow(&mut self, datagram: &Datagram<'_>) -> Flow {
+        let (src, dst, port) = (datagram.src, datagram.dst, datagram.src_port);
+        let place = usize::from(port ^ (port >> 8) ^ last_byte(src)) % FLOWS;
+        match &self.flows[place] {
+            Some((s, d, p, flow)) if *p == port && *s == src && *d == dst => *flow,
+            _ => {
+                let flow = Flow::between(Gid::from_ip(src), Gid::from_ip(dst), port);
+                self.flows[place] = Some((src, dst, port, flow));
+                flow
+            }
+        }
+    }
+}
+
+fn last_byte(ip: IpAddr) -> u16 {
+    u16::from(match ip {
+        IpAddr::V4(v4) => v4.octets()[3],
+        IpAddr::V6(v6) => v6.octets()[15],
+    })
+}
+
+fn reason(invalid: &InvalidPacket) -> DropReason {
+    match invalid {
+        InvalidPacket::Truncated { .. } => DropReason::Truncated,
+        InvalidPacket::BadOpcode(_) => DropReason::BadOpcode,
+        InvalidPacket::BadVersion(_) => DropReason::BadVersion,
+        InvalidPacket::BadPad { .. } => DropReason::BadPad,
+        InvalidPacket::Malformed(_) => DropReason::Malformed,
+    }
+}

@@ -1,0 +1,64 @@
+//! The objects of the verbs, as the software NIC makes them: one file per object, each implementing its trait of
+//! `scalefabric-verbs` over the engine.
+//!
+//! Handles are `Arc`s and keep their parents alive. `destroy` refuses with EBUSY what the standard refuses; dropping the
+//! last handle destroys, too, and takes what hangs on it along. Nothing here is on the data path but the posting and
+//! polling that it passes on.
+
+mod address_handle;
+mod completion_queue;
+mod context;
+mod memory_region;
+mod protection_domain;
+mod queue_pair;
+mod quota;
+mod shared_receive_queue;
+mod xrc_domain;
+
+pub use address_handle::AhObject;
+pub use completion_queue::{ChannelObject, CqObject};
+pub use context::NicContext;
+pub use memory_region::{MrObject, MwObject};
+pub use protection_domain::PdObject;
+pub use queue_pair::QpObject;
+pub use shared_receive_queue::SrqObject;
+pub use xrc_domain::XrcdObject;
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use scalefabric_verbs::VerbsError;
+
+/// Whether an object still lives; `destroy` may be called once.
+#[derive(Debug)]
+pub(crate) struct Alive(AtomicBool);
+
+impl Alive {
+    pub(crate) fn new() -> Self {
+        Self(AtomicBool::new(true))
+    }
+
+    pub(crate) fn is(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// The object must live.
+    pub(crate) fn check(&self, what: &str) -> Result<(), VerbsError> {
+        if self.is() {
+            Ok(())
+        } else {
+            Err(VerbsError::invalid(format!("this {what} was destroyed: the handle is stale")))
+        }
+    }
+
+    /// Ends it; false if it had ended before.
+    pub(crate) fn end(&self) -> bool {
+        self.0.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// Our own object behind a trait object, or the error that says whose it is.
+pub(crate) fn ours<'a, T: 'static>(any: &'a dyn Any, what: &str) -> Result<&'a T, VerbsError> {
+    any.downcast_ref()
+        .ok_or_else(|| VerbsError::invalid(format!("the {what} is of another backend: use one of this device")))
+}

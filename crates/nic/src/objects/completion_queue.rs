@@ -1,0 +1,196 @@
+//! Completion queues and channels as objects (clauses 11.2.6 and 11.4.2). Polling looks at the ring first and turns the
+//! engine only when it is empty (D2).
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use scalefabric_verbs::{
+    AsyncEvent, CompletionChannel, CompletionQueue, Errno, EventSubject, VerbsError, WorkCompletion,
+};
+
+use super::Alive;
+use crate::completion::{Channel, CompletionRing, Polled, completion_queue};
+use crate::engine::drive::Core;
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct CqObject {
+    core: Arc<Core>,
+    cq_num: u32,
+    ring: Arc<CompletionRing>,
+    channel: Option<Arc<ChannelShared>>,
+    alive: Alive,
+}
+
+impl CqObject {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        cqe: u32,
+        channel: Option<Arc<ChannelShared>>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        check_cqe(core, cqe)?;
+        if let Some(channel) = &channel {
+            channel.alive.check("completion channel")?;
+        }
+        let (producer, ring) = completion_queue(cqe, channel.is_some());
+        let events = channel.as_ref().map(|c| c.events.clone());
+        let cq_num = core.lock().engine.nic().add_cq(producer, events)?;
+        let cq = Arc::new(Self { core: core.clone(), cq_num, ring, channel, alive: Alive::new() });
+        if let Some(channel) = &cq.channel {
+            channel.cqs().insert(cq_num, Arc::downgrade(&cq));
+        }
+        Ok(cq)
+    }
+
+    fn end(&self) -> Result<(), VerbsError> {
+        // The entry is dropped after the lock: its ring may be large.
+        let entry = self.core.lock().engine.nic().remove_cq(self.cq_num)?;
+        drop(entry);
+        if let Some(channel) = &self.channel {
+            channel.cqs().remove(&self.cq_num);
+            channel.events.forget(|&cq| cq == self.cq_num);
+        }
+        let subject = EventSubject::CompletionQueue(self.cq_num);
+        self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        Ok(())
+    }
+}
+
+fn check_cqe(core: &Core, cqe: u32) -> Result<(), VerbsError> {
+    let max = core.config().attr.max_cqe;
+    if cqe == 0 || cqe > max {
+        return Err(VerbsError::invalid(format!("a completion queue of {cqe} entries: the device has 1 to {max}")));
+    }
+    Ok(())
+}
+
+impl CompletionQueue for CqObject {
+    fn cq_num(&self) -> u32 {
+        self.cq_num
+    }
+
+    fn cqe(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    #[inline]
+    fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
+        let mut polled = self.ring.poll(out);
+        if polled == Polled::Some(0) && !out.is_empty() && self.core.poll() {
+            polled = self.ring.poll(out);
+        }
+        match polled {
+            Polled::Some(count) => Ok(count),
+            Polled::Overrun => Err(VerbsError::misuse(
+                Errno::EIO,
+                format!(
+                    "completion queue {} has overrun: it held {} entries and more completed; its QPs are in error. Make it \
+                     larger than all WRs that can be outstanding",
+                    self.cq_num,
+                    self.ring.capacity()
+                ),
+            )),
+        }
+    }
+
+    fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
+        self.alive.check("completion queue")?;
+        self.ring.req_notify(solicited_only);
+        self.core.someone_sleeps();
+        Ok(())
+    }
+
+    fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
+        check_cqe(&self.core, cqe)?;
+        self.core.lock().engine.nic().resize_cq(self.cq_num, cqe)
+    }
+
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.alive.check("completion queue")?;
+        self.end()?;
+        self.alive.end();
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CqObject {
+    fn drop(&mut self) {
+        if self.alive.end() {
+            // QPs and SRQs hold their CQs, so nobody uses it any more.
+            let _ = self.end();
+        }
+    }
+}
+
+/// What the CQs of a channel hold.
+#[derive(Debug)]
+pub(crate) struct ChannelShared {
+    events: Arc<Channel>,
+    cqs: Mutex<HashMap<u32, Weak<CqObject>>>,
+    alive: Alive,
+}
+
+impl ChannelShared {
+    fn cqs(&self) -> MutexGuard<'_, HashMap<u32, Weak<CqObject>>> {
+        self.cqs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A completion channel.
+#[derive(Debug)]
+pub struct ChannelObject {
+    pub(crate) shared: Arc<ChannelShared>,
+    core: Arc<Core>,
+}
+
+impl ChannelObject {
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Self, VerbsError> {
+        let events = Arc::new(Channel::new()?);
+        let shared = ChannelShared { events, cqs: Mutex::new(HashMap::new()), alive: Alive::new() };
+        Ok(Self { shared: Arc::new(shared), core: core.clone() })
+    }
+}
+
+impl CompletionChannel for ChannelObject {
+    fn fd(&self) -> i32 {
+        self.shared.events.fd()
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<Option<Arc<dyn CompletionQueue>>, VerbsError> {
+        self.shared.alive.check("completion channel")?;
+        let end = timeout.and_then(|t| Instant::now().checked_add(t));
+        self.core.someone_sleeps();
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let Some(cq_num) = self.shared.events.wait(left)? else { return Ok(None) };
+            // A CQ that was destroyed after its event was pushed has no handle any more: wait for the next one.
+            let cq = self.shared.cqs().get(&cq_num).and_then(Weak::upgrade);
+            if let Some(cq) = cq {
+                return Ok(Some(cq));
+            }
+        }
+    }
+
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.shared.alive.check("completion channel")?;
+        let users = self.shared.cqs().values().filter(|cq| cq.strong_count() > 0).count();
+        if users > 0 {
+            return Err(VerbsError::misuse(
+                Errno::EBUSY,
+                format!("the completion channel is used by {users} completion queues: destroy them first"),
+            ));
+        }
+        self.shared.alive.end();
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

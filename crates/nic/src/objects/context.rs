@@ -1,0 +1,218 @@
+//! The open device: where all other objects come from (clause 11.2.1).
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use scalefabric_transport::DropReason;
+use scalefabric_verbs::{
+    AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceAttr, DeviceInfo, Gid, GidEntry, GidType, Mtu, PKey,
+    PortAttr, PortState, ProtectionDomain, QueuePair, VerbsError, XrcDomain,
+};
+
+use super::completion_queue::{ChannelObject, CqObject};
+use super::ours;
+use super::protection_domain::PdObject;
+use super::queue_pair::QpObject;
+use super::quota::Quota;
+use super::xrc_domain::XrcdObject;
+use crate::engine::drive::Core;
+use crate::post::MAX_INLINE;
+
+/// What the objects of a device share.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) core: Arc<Core>,
+    pub(crate) pds: Arc<Quota>,
+    pub(crate) mrs: Arc<Quota>,
+    pub(crate) mws: Arc<Quota>,
+    pub(crate) ahs: Arc<Quota>,
+    next_pd: AtomicU32,
+    next_xrcd: AtomicU32,
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct NicContext {
+    device: Arc<Device>,
+}
+
+impl NicContext {
+    /// Opens the NIC of this process.
+    pub fn new(core: &Arc<Core>) -> Arc<Self> {
+        let attr = &core.config().attr;
+        let device = Device {
+            pds: Quota::new("protection domains", attr.max_pd),
+            mrs: Quota::new("memory regions", attr.max_mr),
+            mws: Quota::new("memory windows", attr.max_mw),
+            ahs: Quota::new("address handles", attr.max_ah),
+            next_pd: AtomicU32::new(1),
+            next_xrcd: AtomicU32::new(1),
+            core: core.clone(),
+        };
+        Arc::new(Self { device: Arc::new(device) })
+    }
+
+    /// The engine behind it.
+    pub fn core(&self) -> &Arc<Core> {
+        &self.device.core
+    }
+}
+
+/// Width and speed codes of a port (`ibv_port_attr`): the smallest pair that carries `mbps`; 4x EDR (100 Gb/s) if unknown.
+fn width_and_speed(mbps: u32) -> (u8, u8) {
+    const X1: u8 = 1;
+    const X4: u8 = 2;
+    match mbps {
+        1..=2_500 => (X1, 1),
+        2_501..=5_000 => (X1, 2),
+        5_001..=10_000 => (X4, 1),
+        10_001..=25_000 => (X1, 32),
+        25_001..=40_000 => (X4, 4),
+        40_001..=50_000 => (X1, 64),
+        0 | 50_001..=100_000 => (X4, 32),
+        100_001..=200_000 => (X4, 64),
+        _ => (X4, 128),
+    }
+}
+
+impl Context for NicContext {
+    fn device(&self) -> DeviceInfo {
+        self.core().config().device.clone()
+    }
+
+    fn query_device(&self) -> Result<DeviceAttr, VerbsError> {
+        let mut attr = self.core().config().attr.clone();
+        attr.max_inline_data = attr.max_inline_data.min(MAX_INLINE as u32);
+        Ok(attr)
+    }
+
+    fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbsError> {
+        let held = self.core().lock();
+        let port = held.engine.tables().port_or_err(port_num)?;
+        let drops = |reason| self.core().counters(port_num).map_or(0, |c| c.block().drops(reason)) as u32;
+        let (active_width, active_speed) = width_and_speed(port.speed_mbps());
+        Ok(PortAttr {
+            state: port.state(),
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: port.mtu(),
+            gid_tbl_len: port.gid_table_len(),
+            // CM_SUP and IP_BASED_GIDS.
+            port_cap_flags: (1 << 16) | (1 << 26),
+            max_msg_sz: 1 << 31,
+            bad_pkey_cntr: drops(DropReason::BadPKey),
+            qkey_viol_cntr: drops(DropReason::BadQKey),
+            pkey_tbl_len: port.pkey_table_len(),
+            lid: 0,
+            sm_lid: 0,
+            lmc: 0,
+            max_vl_num: 1,
+            sm_sl: 0,
+            subnet_timeout: 0,
+            init_type_reply: 0,
+            active_width,
+            active_speed,
+            // LinkUp or Disabled.
+            phys_state: if port.state() == PortState::Active { 5 } else { 3 },
+            link_layer: 2,
+            port_cap_flags2: 0,
+            active_speed_ex: port.speed_mbps(),
+        })
+    }
+
+    fn query_gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbsError> {
+        let held = self.core().lock();
+        let port = held.engine.tables().port_or_err(port_num)?;
+        port.gid(index).ok_or_else(|| {
+            VerbsError::invalid(format!(
+                "GID index {index} is beyond the table of port {port_num} ({} entries)",
+                port.gid_table_len()
+            ))
+        })
+    }
+
+    fn query_gid_table(&self) -> Result<Vec<GidEntry>, VerbsError> {
+        let held = self.core().lock();
+        let tables = held.engine.tables();
+        let ports = (1..=tables.len()).filter_map(|n| Some((n, tables.port(n)?)));
+        let entries = ports.flat_map(|(port_num, port)| {
+            let (name, ifindex) = port.interface();
+            port.gids().map(move |(index, gid)| GidEntry {
+                gid,
+                gid_index: u32::from(index),
+                port_num,
+                gid_type: GidType::RoceV2,
+                ndev_ifindex: ifindex,
+                ndev_name: name.to_owned(),
+            })
+        });
+        Ok(entries.collect())
+    }
+
+    fn query_pkey(&self, port_num: u8, index: u16) -> Result<PKey, VerbsError> {
+        let held = self.core().lock();
+        let port = held.engine.tables().port_or_err(port_num)?;
+        port.pkey(index).ok_or_else(|| {
+            VerbsError::invalid(format!(
+                "P_Key index {index} is beyond the table of port {port_num} ({} entries)",
+                port.pkey_table_len()
+            ))
+        })
+    }
+
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        let token = self.device.pds.take()?;
+        let id = self.device.next_pd.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(PdObject::new(&self.device, id, token)))
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError> {
+        Ok(Arc::new(ChannelObject::new(self.core())?))
+    }
+
+    fn create_cq(
+        &self,
+        cqe: u32,
+        channel: Option<Arc<dyn CompletionChannel>>,
+        comp_vector: u32,
+    ) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        let vectors = self.core().config().attr.num_comp_vectors;
+        if comp_vector >= vectors {
+            return Err(VerbsError::invalid(format!("comp_vector {comp_vector} is out of range 0 to {}", vectors - 1)));
+        }
+        let channel = match &channel {
+            None => None,
+            Some(channel) => Some(ours::<ChannelObject>(channel.as_any(), "completion channel")?.shared.clone()),
+        };
+        Ok(CqObject::new(self.core(), cqe, channel)?)
+    }
+
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {
+        Ok(Arc::new(XrcdObject::new(self.device.next_xrcd.fetch_add(1, Ordering::Relaxed))))
+    }
+
+    fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        let xrcd = ours::<XrcdObject>(xrcd.as_any(), "XRC domain")?;
+        Ok(Arc::new(QpObject::new_xrc_target(self.core(), &xrcd.0)?))
+    }
+
+    fn async_fd(&self) -> i32 {
+        self.core().events().fd()
+    }
+
+    fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError> {
+        self.core().someone_sleeps();
+        self.core().events().wait(timeout)
+    }
+
+    fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError> {
+        self.core().lock().engine.tables().port_or_err(port_num)?;
+        let counters = self.core().counters(port_num);
+        Ok(counters.map_or_else(Vec::new, |c| c.block().all().map(|(n, v)| (n.to_owned(), v)).collect()))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,124 @@
+//! Memory regions and windows as objects; what they are is in `memory/`.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, RKey, VerbsError};
+
+use super::Alive;
+use super::protection_domain::{PdUse, pd_of};
+use super::quota::Token;
+use crate::memory::{Region, Window};
+
+/// A memory region.
+#[derive(Debug)]
+pub struct MrObject {
+    region: Region,
+    /// Changes with `rereg`. `None` once deregistered: the PD is free then, whoever still has the handle.
+    pd: Mutex<Option<PdUse>>,
+    alive: Alive,
+    _token: Token,
+}
+
+impl MrObject {
+    pub(crate) fn new(region: Region, pd: PdUse, token: Token) -> Self {
+        Self { region, pd: Mutex::new(Some(pd)), alive: Alive::new(), _token: token }
+    }
+
+    fn set_pd(&self, pd: Option<PdUse>) {
+        *self.pd.lock().unwrap_or_else(PoisonError::into_inner) = pd;
+    }
+}
+
+impl MemoryRegion for MrObject {
+    fn addr(&self) -> u64 {
+        self.region.addr()
+    }
+    fn length(&self) -> usize {
+        self.region.length()
+    }
+    fn lkey(&self) -> LKey {
+        self.region.lkey()
+    }
+    fn rkey(&self) -> RKey {
+        self.region.rkey()
+    }
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
+        self.region.write(offset, data)
+    }
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError> {
+        self.region.read(offset, out)
+    }
+    fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
+        self.region.load_u64(offset)
+    }
+    fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
+        self.region.store_u64(offset, value)
+    }
+
+    unsafe fn rereg(
+        &self,
+        range: Option<(*mut u8, usize)>,
+        pd: Option<&Arc<dyn ProtectionDomain>>,
+        access: Option<AccessFlags>,
+    ) -> Result<(), VerbsError> {
+        self.alive.check("memory region")?;
+        let pd = pd.map(pd_of).transpose()?;
+        // SAFETY: the caller's promise is exactly the one that `reregister` asks for.
+        unsafe { self.region.reregister(range, pd.as_ref().map(PdUse::id), access)? };
+        if pd.is_some() {
+            self.set_pd(pd);
+        }
+        Ok(())
+    }
+
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.alive.check("memory region")?;
+        self.region.deregister()?;
+        self.alive.end();
+        self.set_pd(None);
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A memory window.
+#[derive(Debug)]
+pub struct MwObject {
+    window: Window,
+    pd: Mutex<Option<PdUse>>,
+    alive: Alive,
+    _token: Token,
+}
+
+impl MwObject {
+    pub(crate) fn new(window: Window, pd: PdUse, token: Token) -> Self {
+        Self { window, pd: Mutex::new(Some(pd)), alive: Alive::new(), _token: token }
+    }
+
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
+    }
+}
+
+impl MemoryWindow for MwObject {
+    fn mw_type(&self) -> MwType {
+        self.window.mw_type()
+    }
+    fn rkey(&self) -> RKey {
+        self.window.rkey()
+    }
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.alive.check("memory window")?;
+        self.window.deallocate()?;
+        self.alive.end();
+        *self.pd.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,156 @@
+//! Protection domains (clause 11.2.1.4): what memory, windows, QPs, SRQs and address handles belong to.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use scalefabric_verbs::{
+    AccessFlags, AddressHandle, AddressVector, Errno, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpInit,
+    QueuePair, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
+};
+
+use super::address_handle::{AhObject, answer};
+use super::context::Device;
+use super::memory_region::{MrObject, MwObject};
+use super::queue_pair::QpObject;
+use super::quota::Token;
+use super::shared_receive_queue::SrqObject;
+use super::{Alive, ours};
+use crate::memory::{PdId, Registration};
+
+/// What the objects of a PD hold.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    id: PdId,
+    users: AtomicU32,
+    alive: Alive,
+    _token: Token,
+}
+
+/// A use of a PD, for as long as it is held.
+#[derive(Debug)]
+pub(crate) struct PdUse(Arc<Pd>);
+
+impl PdUse {
+    fn new(pd: &Arc<Pd>) -> Result<Self, VerbsError> {
+        pd.alive.check("protection domain")?;
+        pd.users.fetch_add(1, Ordering::AcqRel);
+        Ok(Self(pd.clone()))
+    }
+
+    pub(crate) fn id(&self) -> PdId {
+        self.0.id
+    }
+}
+
+impl Drop for PdUse {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub struct PdObject {
+    device: Arc<Device>,
+    pd: Arc<Pd>,
+}
+
+impl PdObject {
+    pub(crate) fn new(device: &Arc<Device>, id: u32, token: Token) -> Self {
+        let pd = Pd { id: PdId(id), users: AtomicU32::new(0), alive: Alive::new(), _token: token };
+        Self { device: device.clone(), pd: Arc::new(pd) }
+    }
+
+    pub(crate) fn enter(&self) -> Result<PdUse, VerbsError> {
+        PdUse::new(&self.pd)
+    }
+}
+
+impl ProtectionDomain for PdObject {
+    fn pd_num(&self) -> u32 {
+        self.pd.id.0
+    }
+
+    unsafe fn reg_mr(
+        &self,
+        addr: *mut u8,
+        length: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        let pd = self.enter()?;
+        let max = self.device.core.config().attr.max_mr_size;
+        if length as u64 > max && length != usize::MAX {
+            return Err(VerbsError::invalid(format!("{length} bytes are more than max_mr_size {max}")));
+        }
+        let token = self.device.mrs.take()?;
+        let registration = Registration { pd: pd.id(), addr, length, iova, access };
+        // SAFETY: the caller's promise is exactly the one that `register` asks for.
+        let region = unsafe { self.device.core.memory().register(registration)? };
+        Ok(Arc::new(MrObject::new(region, pd, token)))
+    }
+
+    fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        let pd = self.enter()?;
+        let token = self.device.mrs.take()?;
+        let region = self.device.core.memory().allocate(pd.id(), length, access)?;
+        Ok(Arc::new(MrObject::new(region, pd, token)))
+    }
+
+    fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError> {
+        let pd = self.enter()?;
+        let token = self.device.mws.take()?;
+        let window = self.device.core.memory().allocate_window(pd.id(), mw_type)?;
+        Ok(Arc::new(MwObject::new(window, pd, token)))
+    }
+
+    fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Ok(Arc::new(QpObject::new(&self.device.core, self.enter()?, init)?))
+    }
+
+    fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        Ok(Arc::new(SrqObject::new(&self.device.core, self.enter()?, init)?))
+    }
+
+    fn create_ah(&self, av: &AddressVector) -> Result<Arc<dyn AddressHandle>, VerbsError> {
+        let token = self.device.ahs.take()?;
+        Ok(Arc::new(AhObject::new(&self.device.core, self.enter()?, av, token)?))
+    }
+
+    fn create_ah_from_wc(
+        &self,
+        wc: &WorkCompletion,
+        grh: &[u8; 40],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>, VerbsError> {
+        let av = answer(self.device.core.lock().engine.tables().port_or_err(port_num)?, port_num, wc, grh)?;
+        self.create_ah(&av)
+    }
+
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.pd.alive.check("protection domain")?;
+        let users = self.pd.users.load(Ordering::Acquire);
+        if users > 0 {
+            return Err(VerbsError::misuse(
+                Errno::EBUSY,
+                format!(
+                    "protection domain {} still has {users} memory regions, windows, QPs, SRQs or address handles: destroy \
+                     them first",
+                    self.pd.id.0
+                ),
+            ));
+        }
+        self.pd.alive.end();
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The PD behind a trait object.
+pub(crate) fn pd_of(pd: &Arc<dyn ProtectionDomain>) -> Result<PdUse, VerbsError> {
+    ours::<PdObject>(pd.as_any(), "protection domain")?.enter()
+}

@@ -1,0 +1,280 @@
+//! Queue pairs as objects (clause 11.2.4): made within the device's limits, modified and destroyed under the engine's lock,
+//! posted to without it.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use scalefabric_verbs::{
+    AsyncEvent, BindMw, CompletionQueue, EventSubject, Gid, PostError, QpAttr, QpAttrMask, QpCap, QpInit, QpInitInfo,
+    QpState, QpType, Qpn, QueuePair, RecvWr, SendFlags, SendWr, SharedReceiveQueue, VerbsError, WcStatus,
+};
+
+use super::completion_queue::CqObject;
+use super::protection_domain::PdUse;
+use super::shared_receive_queue::SrqObject;
+use super::xrc_domain::{Xrcd, XrcdUse};
+use super::{Alive, ours};
+use crate::engine::control::NewQp;
+use crate::engine::drive::{Core, State};
+use crate::engine::entry::{NO_CQ, QpShared};
+use crate::host::NO_PD;
+use crate::post::{self, MAX_INLINE};
+use crate::ring::{RecvRing, SendRing, SendRingConfig};
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct QpObject {
+    core: Arc<Core>,
+    shared: Arc<QpShared>,
+    alive: Alive,
+    pd: Option<PdUse>,
+    xrcd: Option<XrcdUse>,
+    srq: Option<Arc<dyn SharedReceiveQueue>>,
+    _cqs: [Option<Arc<dyn CompletionQueue>>; 2],
+}
+
+impl QpObject {
+    pub(crate) fn new(core: &Arc<Core>, pd: PdUse, init: &QpInit) -> Result<Self, VerbsError> {
+        let qp_type = init.qp_type;
+        if qp_type == QpType::XrcRecv {
+            return Err(VerbsError::invalid(
+                "an XRC target QP belongs to an XRC domain: make it with create_xrc_target",
+            ));
+        }
+        let attr = &core.config().attr;
+        let own_recv = qp_type.has_recv_queue() && init.srq.is_none();
+        let cap = &init.cap;
+        let inline = attr.max_inline_data.min(MAX_INLINE as u32);
+        for (name, value, max, counts) in [
+            ("max_send_wr", cap.max_send_wr, attr.max_qp_wr, true),
+            ("max_recv_wr", cap.max_recv_wr, attr.max_qp_wr, own_recv),
+            ("max_send_sge", cap.max_send_sge, attr.max_sge, true),
+            ("max_recv_sge", cap.max_recv_sge, attr.max_sge, own_recv),
+            ("max_inline_data", cap.max_inline_data, inline, true),
+        ] {
+            if counts && value > max {
+                return Err(VerbsError::invalid(format!(
+                    "{name} {value} is more than the device's {max}: see query_device"
+                )));
+            }
+        }
+        let send_cq = ours::<CqObject>(init.send_cq.as_any(), "send completion queue")?.cq_num();
+        let recv_cq = match qp_type.has_recv_queue() {
+            true => ours::<CqObject>(init.recv_cq.as_any(), "receive completion queue")?.cq_num(),
+            false => NO_CQ,
+        };
+        let srq = match &init.srq {
+            None => None,
+            Some(_) if !qp_type.has_recv_queue() => {
+                return Err(VerbsError::invalid(format!(
+                    "a {} QP receives nothing: it takes no SRQ",
+                    qp_type.as_str()
+                )));
+            }
+            Some(srq) => {
+                let ours = ours::<SrqObject>(srq.as_any(), "shared receive queue")?;
+                ours.check()?;
+                if ours.is_xrc() {
+                    return Err(VerbsError::invalid("an XRC SRQ is named by the sender, QP by QP: give a basic SRQ"));
+                }
+                Some(ours.shared().clone())
+            }
+        };
+        let send = SendRing::new(SendRingConfig {
+            max_wr: cap.max_send_wr.max(1),
+            max_sge: cap.max_send_sge.max(1),
+            max_inline: cap.max_inline_data,
+            ud: qp_type == QpType::Ud,
+        });
+        let recv = own_recv.then(|| RecvRing::new(cap.max_recv_wr.max(1), cap.max_recv_sge.max(1)));
+        // What the QP really has: at least what was asked for (clause 11.2.4.1).
+        let cap = QpCap {
+            max_send_wr: send.capacity(),
+            max_send_sge: send.max_sge(),
+            max_inline_data: send.max_inline().min(inline),
+            max_recv_wr: recv.as_ref().map_or(0, RecvRing::capacity),
+            max_recv_sge: recv.as_ref().map_or(0, RecvRing::max_sge),
+        };
+        let new = NewQp {
+            qp_type,
+            pd: pd.id(),
+            send_cq,
+            recv_cq,
+            srq: srq.clone(),
+            xrcd: None,
+            cap,
+            sq_sig_all: init.sq_sig_all,
+            send: Some(send),
+            recv,
+        };
+        let shared = core.lock().engine.nic().add_qp(new)?;
+        if let Some(srq) = &srq {
+            srq.users.fetch_add(1, Ordering::AcqRel);
+        }
+        let recv_handle = (recv_cq != NO_CQ).then(|| init.recv_cq.clone());
+        Ok(Self {
+            core: core.clone(),
+            shared,
+            alive: Alive::new(),
+            pd: Some(pd),
+            xrcd: None,
+            srq: init.srq.clone(),
+            _cqs: [Some(init.send_cq.clone()), recv_handle],
+        })
+    }
+
+    pub(crate) fn new_xrc_target(core: &Arc<Core>, xrcd: &Arc<Xrcd>) -> Result<Self, VerbsError> {
+        let xrcd = XrcdUse::new(xrcd)?;
+        let new = NewQp {
+            qp_type: QpType::XrcRecv,
+            pd: NO_PD,
+            send_cq: NO_CQ,
+            recv_cq: NO_CQ,
+            srq: None,
+            xrcd: Some(xrcd.0.id),
+            cap: QpCap::default(),
+            sq_sig_all: false,
+            send: None,
+            recv: None,
+        };
+        let shared = core.lock().engine.nic().add_qp(new)?;
+        Ok(Self {
+            core: core.clone(),
+            shared,
+            alive: Alive::new(),
+            pd: None,
+            xrcd: Some(xrcd),
+            srq: None,
+            _cqs: [None, None],
+        })
+    }
+
+    /// An injected fault (D8): the QP goes to ERR as if the device had failed under it, its oldest send WR ends with
+    /// `status`.
+    pub fn fail(&self, status: WcStatus) -> Result<(), VerbsError> {
+        self.alive.check("queue pair")?;
+        let now = self.core.now();
+        let mut held = self.core.lock();
+        let State { engine, ports } = &mut *held;
+        let (memory, nic) = engine.parts();
+        nic.fail_qp(self.shared.index(), now, &memory, ports, status)
+    }
+
+    fn alive(&self) -> Result<(), PostError> {
+        if self.alive.is() {
+            return Ok(());
+        }
+        Err(PostError { index: 0, errno: scalefabric_verbs::Errno::EINVAL, reason: "the QP was destroyed" })
+    }
+
+    fn pd(&self) -> crate::memory::PdId {
+        self.pd.as_ref().map_or(NO_PD, PdUse::id)
+    }
+
+    fn end(&self) -> Result<(), VerbsError> {
+        let now = self.core.now();
+        let mut held = self.core.lock();
+        let State { engine, ports } = &mut *held;
+        let (memory, nic) = engine.parts();
+        nic.remove_qp(self.shared.index(), now, &memory, ports)?;
+        drop(memory);
+        drop(held);
+        let subject = EventSubject::QueuePair(self.shared.qpn);
+        self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        if let Some(srq) = self.srq.as_ref().and_then(|s| s.as_any().downcast_ref::<SrqObject>()) {
+            srq.shared().users.fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+impl QueuePair for QpObject {
+    fn qp_num(&self) -> Qpn {
+        self.shared.qpn
+    }
+
+    fn qp_type(&self) -> QpType {
+        self.shared.qp_type
+    }
+
+    fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
+        self.alive.check("queue pair")?;
+        let now = self.core.now();
+        let mut held = self.core.lock();
+        let State { engine, ports } = &mut *held;
+        let (memory, nic) = engine.parts();
+        nic.modify_qp(self.shared.index(), now, &memory, ports, attr, mask)
+    }
+
+    fn query(&self) -> Result<(QpAttr, QpInitInfo), VerbsError> {
+        self.alive.check("queue pair")?;
+        let attr = self.core.lock().engine.nic().query_qp(self.shared.index())?;
+        let QpShared { qp_type, cap, sq_sig_all, .. } = &*self.shared;
+        Ok((attr, QpInitInfo { qp_type: *qp_type, cap: *cap, sq_sig_all: *sq_sig_all }))
+    }
+
+    #[inline]
+    fn post_send(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
+        self.alive()?;
+        post::post_send(&self.core, &self.shared, self.pd(), chain, false)
+    }
+
+    #[inline]
+    unsafe fn post_send_raw(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
+        self.alive()?;
+        post::post_send(&self.core, &self.shared, self.pd(), chain, true)
+    }
+
+    #[inline]
+    fn post_recv(&self, chain: &[RecvWr<'_>]) -> Result<(), PostError> {
+        self.alive()?;
+        post::post_recv(&self.core, &self.shared, chain)
+    }
+
+    fn bind_mw(&self, wr_id: u64, flags: SendFlags, bind: &BindMw<'_>) -> Result<(), VerbsError> {
+        self.alive.check("queue pair")?;
+        post::bind_mw(&self.core, &self.shared, wr_id, flags, bind)
+    }
+
+    fn attach_mcast(&self, gid: Gid) -> Result<(), VerbsError> {
+        self.alive.check("queue pair")?;
+        let mut held = self.core.lock();
+        let State { engine, ports } = &mut *held;
+        engine.nic().attach(self.shared.index(), gid, ports)
+    }
+
+    fn detach_mcast(&self, gid: Gid) -> Result<(), VerbsError> {
+        self.alive.check("queue pair")?;
+        let mut held = self.core.lock();
+        let State { engine, ports } = &mut *held;
+        engine.nic().detach(self.shared.index(), gid, ports)
+    }
+
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.alive.check("queue pair")?;
+        self.end()?;
+        self.alive.end();
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for QpObject {
+    fn drop(&mut self) {
+        if !self.alive.end() {
+            return;
+        }
+        let groups = self.core.lock().engine.nic().groups_of(self.shared.index());
+        for group in groups {
+            let mut held = self.core.lock();
+            let State { engine, ports } = &mut *held;
+            let _ = engine.nic().detach(self.shared.index(), group, ports);
+        }
+        let _ = self.end();
+        debug_assert!(self.shared.state() == QpState::Reset || self.xrcd.is_some() || self.pd.is_some());
+    }
+}

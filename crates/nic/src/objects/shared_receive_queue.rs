@@ -1,0 +1,164 @@
+//! Shared receive queues as objects (clause 11.2.3; XRC: annex A14).
+
+use std::any::Any;
+use std::sync::Arc;
+
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{
+    AsyncEvent, CompletionQueue, Errno, EventSubject, PostError, RecvWr, SharedReceiveQueue, SrqInit, Srqn, VerbsError,
+};
+
+use super::completion_queue::CqObject;
+use super::protection_domain::PdUse;
+use super::xrc_domain::{XrcdObject, XrcdUse};
+use super::{Alive, ours};
+use crate::engine::drive::Core;
+use crate::engine::entry::SrqShared;
+use crate::post;
+use crate::ring::SharedRecvRing;
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct SrqObject {
+    core: Arc<Core>,
+    shared: Arc<SrqShared>,
+    alive: Alive,
+    _pd: PdUse,
+    /// XRC: the domain and the CQ live as long as the SRQ.
+    xrc: Option<(XrcdUse, Arc<dyn CompletionQueue>)>,
+}
+
+impl SrqObject {
+    pub(crate) fn new(core: &Arc<Core>, pd: PdUse, init: &SrqInit) -> Result<Self, VerbsError> {
+        let attr = &core.config().attr;
+        if init.max_wr == 0 || init.max_wr > attr.max_srq_wr {
+            return Err(VerbsError::invalid(format!(
+                "max_wr {} is out of range 1 to {}",
+                init.max_wr, attr.max_srq_wr
+            )));
+        }
+        if init.max_sge > attr.max_srq_sge {
+            return Err(VerbsError::invalid(format!(
+                "max_sge {} is more than max_srq_sge {}",
+                init.max_sge, attr.max_srq_sge
+            )));
+        }
+        if init.srq_limit > init.max_wr {
+            return Err(VerbsError::invalid(format!(
+                "srq_limit {} is more than max_wr {}: the event would come at once and for ever",
+                init.srq_limit, init.max_wr
+            )));
+        }
+        let xrc = match &init.xrc {
+            None => None,
+            Some((xrcd, cq)) => {
+                let xrcd = XrcdUse::new(&ours::<XrcdObject>(xrcd.as_any(), "XRC domain")?.0)?;
+                ours::<CqObject>(cq.as_any(), "completion queue")?;
+                Some((xrcd, cq.clone()))
+            }
+        };
+        let numbers = xrc.as_ref().map(|(xrcd, cq)| (xrcd.0.id, cq.cq_num()));
+        let limit_wr = attr.max_srq_wr;
+        let shared = core
+            .lock()
+            .engine
+            .nic()
+            .add_srq(pd.id(), numbers, |srqn| SharedRecvRing::new(srqn, init.max_wr, init.max_sge, limit_wr))?;
+        let srq = Self { core: core.clone(), shared, alive: Alive::new(), _pd: pd, xrc };
+        if init.srq_limit > 0 {
+            srq.modify(None, Some(init.srq_limit))?;
+        }
+        Ok(srq)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<SrqShared> {
+        &self.shared
+    }
+
+    pub(crate) fn is_xrc(&self) -> bool {
+        self.xrc.is_some()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), VerbsError> {
+        self.alive.check("shared receive queue")
+    }
+
+    fn end(&self) -> Result<(), VerbsError> {
+        self.core.lock().engine.nic().remove_srq(self.shared.srqn)?;
+        let subject = EventSubject::SharedReceiveQueue(self.shared.srqn);
+        self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        Ok(())
+    }
+}
+
+impl SharedReceiveQueue for SrqObject {
+    fn srq_num(&self) -> Srqn {
+        self.shared.srqn
+    }
+
+    fn post_recv(&self, chain: &[RecvWr<'_>]) -> Result<(), PostError> {
+        post::post_srq_recv(&self.shared, chain)
+    }
+
+    fn modify(&self, max_wr: Option<u32>, srq_limit: Option<u32>) -> Result<(), VerbsError> {
+        self.check()?;
+        let max = self.core.config().attr.max_srq_wr;
+        let held = self.core.lock();
+        let ring = &self.shared.ring;
+        let size = max_wr.unwrap_or_else(|| ring.capacity());
+        if srq_limit.is_some_and(|limit| limit > size) {
+            return Err(VerbsError::invalid(format!(
+                "srq_limit {} is more than max_wr {size}: the event would come at once and for ever",
+                srq_limit.unwrap_or_default()
+            )));
+        }
+        if let Some(max_wr) = max_wr
+            && !ring.grow(max_wr)
+        {
+            return Err(VerbsError::invalid(format!(
+                "max_wr {max_wr} is out of range: at least the {} WRs it holds, at most {max}",
+                ring.capacity()
+            )));
+        }
+        let reached = srq_limit.is_some_and(|limit| ring.arm_limit(limit));
+        drop(held);
+        if reached {
+            let subject = EventSubject::SharedReceiveQueue(self.shared.srqn);
+            self.core.events().push(AsyncEvent { event_type: EventType::SrqLimitReached, subject });
+            self.core.events().wake();
+        }
+        Ok(())
+    }
+
+    fn query(&self) -> Result<(u32, u32, u32), VerbsError> {
+        self.check()?;
+        let ring = &self.shared.ring;
+        Ok((ring.capacity(), ring.max_sge(), ring.limit()))
+    }
+
+    fn destroy(&self) -> Result<(), VerbsError> {
+        self.check()?;
+        let users = self.shared.users.load(std::sync::atomic::Ordering::Acquire);
+        if users > 0 {
+            return Err(VerbsError::misuse(
+                Errno::EBUSY,
+                format!("the shared receive queue is used by {users} QPs: destroy them first"),
+            ));
+        }
+        self.end()?;
+        self.alive.end();
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SrqObject {
+    fn drop(&mut self) {
+        if self.alive.end() {
+            let _ = self.end();
+        }
+    }
+}

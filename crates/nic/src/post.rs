@@ -1,0 +1,259 @@
+//! Step 2 of the walk: work requests become WQEs in a ring, and the doorbell rings once for a chain.
+//!
+//! What can be refused at once is refused here, with the errno that libibverbs gives and the index of the WR at fault; what
+//! was before it in the chain is posted. No lock but the ring's own is taken, nothing is allocated.
+
+use std::sync::atomic::{Ordering, fence};
+
+use scalefabric_transport::host::WqeOp;
+use scalefabric_verbs::operation::{SglUse, op_allowed};
+use scalefabric_verbs::{
+    BindMw, Errno, MemoryRegion, MwType, PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, VerbsError,
+};
+
+use crate::engine::drive::Core;
+use crate::engine::entry::{QpShared, SrqShared};
+use crate::memory::{Bind, PdId, gather_raw};
+use crate::objects::{AhObject, MrObject, MwObject};
+use crate::ring::{Refusal, SendData, SendEntry};
+
+/// Inline bytes that any QP can have; `DeviceAttr::max_inline_data` is never more.
+pub const MAX_INLINE: usize = 1024;
+
+fn refuse(index: usize, errno: Errno, reason: &'static str) -> PostError {
+    PostError { index, errno, reason }
+}
+
+fn invalid(index: usize, reason: &'static str) -> PostError {
+    refuse(index, Errno::EINVAL, reason)
+}
+
+impl Refusal {
+    fn at(self, index: usize) -> PostError {
+        refuse(index, self.errno(), self.reason())
+    }
+}
+
+/// Posts a chain of send WRs. `raw`: INLINE WRs may name their bytes by SGEs, which the caller vouches for.
+pub(crate) fn post_send(
+    core: &Core,
+    qp: &QpShared,
+    pd: PdId,
+    chain: &[SendWr<'_>],
+    raw: bool,
+) -> Result<(), PostError> {
+    let Some(ring) = &qp.send else { return Err(invalid(0, "an XRC target QP has no send queue")) };
+    // A stale state is harmless: RTS seen of a QP in ERR queues a WQE that the doorbell below has flushed.
+    if !qp.state().post_send_allowed() {
+        return Err(invalid(0, "the QP is in RESET, INIT or RTR: take it to RTS before posting sends"));
+    }
+    let mut result = Ok(());
+    let mut posted = false;
+    let mut poster = ring.poster();
+    for (index, wr) in chain.iter().enumerate() {
+        let mut bytes = [0; MAX_INLINE];
+        let outcome = send_entry(qp, pd, wr, raw, &mut bytes)
+            .map_err(|reason| invalid(index, reason))
+            .and_then(|entry| poster.post(&entry).map_err(|refusal| refusal.at(index)));
+        match outcome {
+            Ok(_) => posted = true,
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
+        if let SendOp::BindMw(bind) = &wr.op
+            && let Some(mw) = bind.mw.as_any().downcast_ref::<MwObject>()
+        {
+            mw.window().set_rkey(bind.rkey);
+        }
+    }
+    poster.ring_doorbell();
+    drop(poster);
+    if posted {
+        core.ring(qp.index());
+    }
+    result
+}
+
+/// A WR as the ring takes it, or why not.
+fn send_entry<'a>(
+    qp: &QpShared,
+    pd: PdId,
+    wr: &'a SendWr<'_>,
+    raw: bool,
+    bytes: &'a mut [u8; MAX_INLINE],
+) -> Result<SendEntry<'a>, &'static str> {
+    let kind = wr.op.kind();
+    if !op_allowed(qp.qp_type, kind) {
+        return Err("the QP's type does not have this operation");
+    }
+    let rule = kind.rule();
+    let inline = wr.flags.contains(SendFlags::INLINE);
+    let data = match (rule.sgl, inline) {
+        (SglUse::None, _) => SendData::Sges(&[]),
+        (SglUse::Scatter, true) => return Err("INLINE makes no sense for an operation that fills its buffers"),
+        (_, false) if !wr.inline_data.is_empty() => return Err("inline_data is given without the flag INLINE"),
+        (_, false) => SendData::Sges(wr.sg_list),
+        (SglUse::Gather, true) if wr.sg_list.is_empty() => SendData::Inline(wr.inline_data),
+        (SglUse::Gather, true) => {
+            if !raw {
+                return Err("INLINE with SGEs: post_send takes inline_data; SGEs need post_send_raw");
+            }
+            let length: u64 = wr.sg_list.iter().map(|sge| u64::from(sge.length)).sum();
+            if length > u64::from(qp.cap.max_inline_data.min(MAX_INLINE as u32)) {
+                return Err(Refusal::InlineTooLong.reason());
+            }
+            let out = &mut bytes[..length as usize];
+            // SAFETY: `raw` is set only by `post_send_raw`, whose caller vouches for the SGEs of INLINE WRs.
+            let copied = unsafe { gather_raw(wr.sg_list, out) };
+            if copied.is_err() {
+                return Err("an SGE of an INLINE work request names memory that cannot be read");
+            }
+            SendData::Inline(out)
+        }
+    };
+    let ud = match (qp.qp_type, &wr.ud) {
+        (QpType::Ud, Some(to)) => {
+            let ah = to.ah.as_any().downcast_ref::<AhObject>().ok_or("the address handle is of another backend")?;
+            if ah.pd() != pd {
+                return Err("the address handle is of another protection domain");
+            }
+            if !ah.is_alive() {
+                return Err("the address handle was destroyed");
+            }
+            Some((ah.av(), to.remote_qpn, to.remote_qkey))
+        }
+        (QpType::Ud, None) => return Err("a UD work request needs an address handle, a QPN and a Q_Key"),
+        _ => None,
+    };
+    let xrc_srqn = match (qp.qp_type, wr.xrc_srqn) {
+        (QpType::XrcSend, None) if rule.remote || rule.consumes_receive => {
+            return Err("an XRC work request needs the number of the peer's SRQ");
+        }
+        (QpType::XrcSend, srqn) => srqn,
+        _ => None,
+    };
+    let bind = match &wr.op {
+        SendOp::BindMw(bind) => Some(bind_of(bind, MwType::Type2)?),
+        _ => None,
+    };
+    let mut flags = wr.flags;
+    if qp.sq_sig_all {
+        flags |= SendFlags::SIGNALED;
+    }
+    Ok(SendEntry { wr_id: wr.wr_id, op: wqe_op(&wr.op), flags, data, ud, xrc_srqn, bind })
+}
+
+/// A bind as the ring takes it. Whether it is allowed is found out when it is executed (MW_BIND_ERR).
+fn bind_of(bind: &BindMw<'_>, mw_type: MwType) -> Result<Bind, &'static str> {
+    let mw = bind.mw.as_any().downcast_ref::<MwObject>().ok_or("the memory window is of another backend")?;
+    if mw.window().mw_type() != mw_type {
+        return Err("a window of type 1 is bound by bind_mw, one of type 2 by a BIND_MW work request");
+    }
+    let mr = match bind.mr {
+        Some(mr) => mr.as_any().downcast_ref::<MrObject>().ok_or("the memory region is of another backend")?.lkey(),
+        None if bind.length == 0 => Default::default(),
+        None => return Err("a bind needs a memory region, or length 0 to unbind"),
+    };
+    let rkey = match mw_type {
+        MwType::Type1 => mw.window().prepare_rkey(),
+        MwType::Type2 => bind.rkey,
+    };
+    Ok(Bind { mw_type, rkey, mr, addr: bind.addr, length: bind.length, access: bind.access })
+}
+
+fn wqe_op(op: &SendOp<'_>) -> WqeOp {
+    match *op {
+        SendOp::Send => WqeOp::Send,
+        SendOp::SendWithImm { imm } => WqeOp::SendWithImm { imm },
+        SendOp::SendWithInv { invalidate_rkey } => WqeOp::SendWithInv { invalidate_rkey },
+        SendOp::Write { remote_addr, rkey } => WqeOp::Write { remote_addr, rkey },
+        SendOp::WriteWithImm { remote_addr, rkey, imm } => WqeOp::WriteWithImm { remote_addr, rkey, imm },
+        SendOp::Read { remote_addr, rkey } => WqeOp::Read { remote_addr, rkey },
+        SendOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+            WqeOp::CompareSwap { remote_addr, rkey, compare, swap }
+        }
+        SendOp::FetchAdd { remote_addr, rkey, add } => WqeOp::FetchAdd { remote_addr, rkey, add },
+        SendOp::LocalInv { rkey } => WqeOp::LocalInv { rkey },
+        SendOp::BindMw(_) => WqeOp::BindMw,
+        SendOp::Flush { remote_addr, rkey, length, placement, level } => {
+            WqeOp::Flush { remote_addr, rkey, length, placement, level }
+        }
+        SendOp::AtomicWrite { remote_addr, rkey } => WqeOp::AtomicWrite { remote_addr, rkey },
+    }
+}
+
+/// `ibv_bind_mw`: a window of type 1.
+pub(crate) fn bind_mw(
+    core: &Core,
+    qp: &QpShared,
+    wr_id: u64,
+    flags: SendFlags,
+    bind: &BindMw<'_>,
+) -> Result<(), VerbsError> {
+    let Some(ring) = &qp.send else { return Err(VerbsError::invalid("an XRC target QP has no send queue")) };
+    if !matches!(qp.qp_type, QpType::Rc | QpType::Uc | QpType::XrcSend) {
+        return Err(VerbsError::invalid(format!("a {} QP binds no memory windows", qp.qp_type.as_str())));
+    }
+    if !qp.state().post_send_allowed() {
+        return Err(VerbsError::invalid(format!("the QP is in {}: take it to RTS before binding", qp.state())));
+    }
+    bind.access.check_mw()?;
+    let entry = SendEntry {
+        wr_id,
+        op: WqeOp::BindMw,
+        flags: if qp.sq_sig_all { flags | SendFlags::SIGNALED } else { flags },
+        data: SendData::Sges(&[]),
+        ud: None,
+        xrc_srqn: None,
+        bind: Some(bind_of(bind, MwType::Type1).map_err(VerbsError::invalid)?),
+    };
+    let mut poster = ring.poster();
+    let outcome = poster.post(&entry).map_err(|refusal| VerbsError::misuse(refusal.errno(), refusal.reason()));
+    poster.ring_doorbell();
+    drop(poster);
+    outcome?;
+    core.ring(qp.index());
+    Ok(())
+}
+
+/// Posts a chain of receive WRs to a QP's own queue.
+pub(crate) fn post_recv(core: &Core, qp: &QpShared, chain: &[RecvWr<'_>]) -> Result<(), PostError> {
+    let Some(ring) = &qp.recv else {
+        return Err(invalid(0, "this QP has no receive queue of its own: post to its shared receive queue"));
+    };
+    if !qp.state().post_recv_allowed() {
+        return Err(invalid(0, "the QP is in RESET: take it to INIT before posting receives"));
+    }
+    let mut poster = ring.poster();
+    let mut result = Ok(());
+    for (index, wr) in chain.iter().enumerate() {
+        if let Err(refusal) = poster.post(wr.wr_id, wr.sg_list) {
+            result = Err(refusal.at(index));
+            break;
+        }
+    }
+    poster.ring_doorbell();
+    drop(poster);
+    // The other half of the fence in `Nic::with_qp`: a receive needs no doorbell, unless the QP has failed meanwhile.
+    fence(Ordering::SeqCst);
+    if qp.state() == QpState::Err {
+        core.ring(qp.index());
+    }
+    result
+}
+
+/// Posts a chain of receive WRs to a shared queue.
+pub(crate) fn post_srq_recv(srq: &SrqShared, chain: &[RecvWr<'_>]) -> Result<(), PostError> {
+    let mut poster = srq.ring.poster();
+    let mut result = Ok(());
+    for (index, wr) in chain.iter().enumerate() {
+        if let Err(refusal) = poster.post(wr.wr_id, wr.sg_list) {
+            result = Err(refusal.at(index));
+            break;
+        }
+    }
+    poster.ring_doorbell();
+    result
+}
