@@ -14,6 +14,6 @@ pub struct Options {
 
 /// The command.
 pub fn run(options: &Options) -> Outcome {
-    let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "bench", "--"];
+    let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
     process::run(cargo().args(build).args(&options.arguments))
 }

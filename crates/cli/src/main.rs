@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong use or wrong input, 130 interrupted.
 
+mod bench;
 mod command;
 mod demo;
 mod failure;
@@ -28,6 +29,8 @@ enum Command {
     Gids(command::gids::Options),
     Counters(command::counters::Options),
     Decode(command::decode::Options),
+    #[command(hide = true)]
+    Bench(bench::Options),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Command::Gids(options) => command::gids::run(&options),
         Command::Counters(options) => command::counters::run(&options),
         Command::Decode(options) => command::decode::run(&options),
+        Command::Bench(options) => bench::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

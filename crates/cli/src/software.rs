@@ -38,3 +38,19 @@ pub fn open_all(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<Arc
     }
     names.iter().map(|name| provider.open(name).during(|| format!("open device {name}"))).collect()
 }
+
+/// The named device, or the one on a network interface.
+pub fn choose(provider: &dyn Provider, name: Option<&str>, interface: &str) -> Result<String, Failure> {
+    if let Some(name) = name {
+        return Ok(name.to_owned());
+    }
+    let devices = provider.devices().during(|| "list the devices")?;
+    let of_interface = devices.iter().find(|device| device.interfaces.iter().any(|name| name == interface));
+    of_interface.map(|device| device.name.clone()).ok_or_else(|| {
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        Failure::failed(format!(
+            "no device stands on the interface {interface}: is it up? devices: {names}; choose one with --device"
+        ))
+    })
+}

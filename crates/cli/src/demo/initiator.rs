@@ -2,13 +2,13 @@
 //! one operation and size; nothing that prepares or compares bytes is inside the measured time.
 
 use crate::demo::atomics;
-use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, succeeded};
+use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, blank, succeeded};
 use crate::demo::event::{Event, Measured, Reporter};
 use crate::demo::exchange::{Link, Message, PeerInfo, VERSION, Verdict, unexpected};
 use crate::demo::pattern;
 use crate::demo::step::{GRH_BYTES, Operation, Row, Step, Transport};
 use crate::failure::{During, Failure};
-use scalefabric_verbs::{QKey, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress, WcFlags, WorkCompletion};
+use scalefabric_verbs::{QKey, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress, WcFlags};
 use std::time::{Duration, Instant};
 
 /// Work requests posted with one call.
@@ -386,24 +386,5 @@ impl<'a> Requests<'a> {
                 return Ok(false);
             }
         }
-    }
-}
-
-/// An empty place for a completion.
-pub fn blank() -> WorkCompletion {
-    use scalefabric_verbs::{RKey, WcOpcode, WcStatus};
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::Success,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        imm: 0,
-        invalidated_rkey: RKey(0),
-        qp_num: Qpn::new(0),
-        src_qp: Qpn::new(0),
-        flags: WcFlags::empty(),
-        pkey_index: 0,
-        sl: 0,
     }
 }

@@ -5,15 +5,15 @@
 //! ([`endpoint`]), and go through a plan ([`step`]) of operations and sizes.
 
 mod atomics;
-mod endpoint;
+pub mod endpoint;
 mod event;
-mod exchange;
+pub mod exchange;
 mod initiator;
 mod namespace;
 mod parent;
 mod pattern;
 mod report;
-mod step;
+pub mod step;
 mod target;
 
 use crate::failure::{During, Failure};
@@ -24,7 +24,7 @@ use endpoint::Side;
 use event::{Event, Reporter};
 use exchange::{Link, Message, VERSION};
 use initiator::Initiator;
-use scalefabric_verbs::{Context, Provider};
+use scalefabric_verbs::Context;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -189,7 +189,8 @@ fn one_side(options: &Options, reporter: &Reporter) -> Result<(), Failure> {
     let software =
         SoftwareOptions { faults: options.fault.clone(), seed: options.seed, capture: options.capture.clone() };
     let provider = software::provider(&software)?;
-    let name = choose_device(provider.as_ref(), options)?;
+    let interface = options.interface.as_deref().unwrap_or("lo");
+    let name = software::choose(provider.as_ref(), options.device.as_deref(), interface)?;
     let context = provider.open(&name).during(|| format!("open device {name}"))?;
     let before = context.hw_counters(options.port).during(|| "read the counters")?;
     match (&options.listen, &options.connect) {
@@ -254,22 +255,6 @@ fn open_side(
         path_mtu: side.path_mtu.bytes(),
     });
     Ok(side)
-}
-
-fn choose_device(provider: &dyn Provider, options: &Options) -> Result<String, Failure> {
-    if let Some(name) = &options.device {
-        return Ok(name.clone());
-    }
-    let interface = options.interface.as_deref().unwrap_or("lo");
-    let devices = provider.devices().during(|| "list the devices")?;
-    let of_interface = devices.iter().find(|device| device.interfaces.iter().any(|name| name == interface));
-    of_interface.map(|device| device.name.clone()).ok_or_else(|| {
-        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        Failure::failed(format!(
-            "no device stands on the interface {interface}: is it up? devices: {names}; choose one with --device"
-        ))
-    })
 }
 
 fn changed(before: &[(String, u64)], after: &[(String, u64)]) -> Vec<(String, u64)> {

@@ -2,9 +2,8 @@
 //! has sent everything, and then compares every byte that arrived.
 
 use crate::demo::atomics;
-use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, succeeded};
+use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, blank, succeeded};
 use crate::demo::exchange::{Link, Message, PeerInfo, Verdict, unexpected};
-use crate::demo::initiator::blank;
 use crate::demo::pattern::{self, Mismatch};
 use crate::demo::step::{GRH_BYTES, Operation, Step, Transport};
 use crate::failure::{During, Failure};
