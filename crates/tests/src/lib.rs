@@ -1,1 +1,9 @@
-//! See the crate description in Cargo.toml.
+//! Dialogues: scripts of what two ends say to each other, played on the bare transport and on the engine; the golden
+//! captures of a Linux kernel; and the page of capabilities that both prove.
+//!
+//! Nothing here ships. The language of the scripts is described in `scripts/README.md`.
+
+pub mod runner;
+pub mod script;
+pub mod stage;
+pub mod transport_stage;
