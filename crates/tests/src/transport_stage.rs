@@ -446,6 +446,10 @@ impl Host for View<'_> {
         port.copied().filter(|_| index == 0).unwrap_or_default()
     }
 
+    fn active_mtu(&self, _port_num: u8) -> Mtu {
+        Mtu::Mtu4096
+    }
+
     fn paths_swapped(&mut self) {
         self.queues().paths.swap(0, 1);
     }

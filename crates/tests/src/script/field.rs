@@ -211,7 +211,8 @@ impl Field {
             "data" => match Fill::parse(&value) {
                 Some(fill) => Self::Data(fill),
                 None => {
-                    return words.error(format!("data={value}: write \"text\", 0xbytes, zeros, count or region+offset"));
+                    return words
+                        .error(format!("data={value}: write \"text\", 0xbytes, zeros, count or region+offset"));
                 }
             },
             _ => return words.error(format!("{key}={value} is no field of a packet")),
