@@ -1,2 +1,248 @@
-//! What the software provider is told: by its caller, by the file that `SCALEFABRIC_CONFIG` names, and by a few
-//! environment variables.
+//! What the software provider is told: by its caller, by the TOML file that `SCALEFABRIC_CONFIG` names, and by a few
+//! environment variables, so that unmodified programs can be configured, too. Later ones win.
+//!
+//! ```toml
+//! share = true                    # several processes use a device together
+//! receive_buffer = 16777216       # bytes for each receive socket
+//! source_ports = 8                # send sockets for each address
+//! solve_ip_ids = true
+//! faults = "drop=1%,seed=7"
+//! capture = "/tmp/rdma.pcapng"    # {pid} becomes the process's number
+//!
+//! [[device]]                      # beside those that appear by themselves
+//! name = "pair"
+//! [[device.port]]
+//! interface = "eth0"
+//! [[device.port]]
+//! interface = "eth1"
+//! addresses = ["10.0.1.7"]        # only these; default: all of the interface
+//! ```
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use scalefabric_verbs::{Errno, VerbsError};
+use serde::Deserialize;
+
+use crate::port::faults::FaultSpec;
+
+/// A port of a configured device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortOptions {
+    /// The network interface it stands on.
+    pub interface: String,
+    /// The addresses it uses; empty: all that the interface has, as they come and go. On the loopback any address of its
+    /// network may be named (127.0.0.2 …).
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A configured device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceOptions {
+    /// Its name. One that appears by itself is replaced by the configured one.
+    pub name: String,
+    /// Its ports, one or two.
+    #[serde(rename = "port")]
+    pub ports: Vec<PortOptions>,
+}
+
+/// What the software provider is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Devices beside those that appear by themselves.
+    pub devices: Vec<DeviceOptions>,
+    /// Whether devices appear by themselves: one for each usable interface. Default true.
+    pub automatic: bool,
+    /// Whether processes of one user share a device and its addresses. Default true. False: the first process has the
+    /// addresses for itself, others get EADDRINUSE.
+    pub share: bool,
+    /// Bytes of buffer for each receive socket. Default 16 MiB; unprivileged processes get at most `net.core.rmem_max`.
+    /// Too small: bursts are lost, and each loss costs a go-back-N.
+    pub receive_buffer: usize,
+    /// Send sockets, and so UDP source ports, for each address. Default 8; 1: all flows take one path.
+    pub source_ports: usize,
+    /// Whether trains leave with UDP GSO. Default true; false is slower by a multiple.
+    pub gso: bool,
+    /// Whether unknown IPv4 identifications are solved for. Default true; false: packets of Linux's rxe and of hardware are
+    /// dropped as `drop_bad_icrc` over IPv4.
+    pub solve_ip_ids: bool,
+    /// Faults on every port. Default none.
+    pub faults: Option<FaultSpec>,
+    /// File that every packet is written to. Default none. `{pid}` in it becomes the process's number.
+    pub capture: Option<PathBuf>,
+    /// Whether a thread makes progress when nobody calls the library. Default true. False: the process is deaf while it
+    /// does not poll.
+    pub worker: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            devices: Vec::new(),
+            automatic: true,
+            share: true,
+            receive_buffer: 16 << 20,
+            source_ports: 8,
+            gso: true,
+            solve_ip_ids: true,
+            faults: None,
+            capture: None,
+            worker: true,
+        }
+    }
+}
+
+/// The file's fields; what is not there stays as it was.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default, rename = "device")]
+    devices: Vec<DeviceOptions>,
+    automatic: Option<bool>,
+    share: Option<bool>,
+    receive_buffer: Option<usize>,
+    source_ports: Option<usize>,
+    gso: Option<bool>,
+    solve_ip_ids: Option<bool>,
+    faults: Option<String>,
+    capture: Option<PathBuf>,
+    worker: Option<bool>,
+}
+
+fn wrong(message: String) -> VerbsError {
+    VerbsError::invalid(message)
+}
+
+impl Options {
+    /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE` and
+    /// `SCALEFABRIC_SHARE` (0 or 1).
+    pub fn from_environment() -> Result<Self, VerbsError> {
+        let mut options = Self::default();
+        if let Some(path) = std::env::var_os("SCALEFABRIC_CONFIG") {
+            options.read_file(Path::new(&path))?;
+        }
+        if let Ok(faults) = std::env::var("SCALEFABRIC_FAULTS") {
+            options.set_faults(&faults, "SCALEFABRIC_FAULTS")?;
+        }
+        if let Some(path) = std::env::var_os("SCALEFABRIC_CAPTURE") {
+            options.capture = Some(path.into());
+        }
+        if let Ok(share) = std::env::var("SCALEFABRIC_SHARE") {
+            options.share = match share.as_str() {
+                "1" => true,
+                "0" => false,
+                other => return Err(wrong(format!("SCALEFABRIC_SHARE is {other:?}: it may be 0 or 1"))),
+            };
+        }
+        Ok(options)
+    }
+
+    fn set_faults(&mut self, text: &str, origin: &str) -> Result<(), VerbsError> {
+        self.faults = match text.trim() {
+            "" | "none" => None,
+            text => Some(text.parse().map_err(|e| wrong(format!("{origin}: {e}")))?),
+        };
+        Ok(())
+    }
+
+    /// Takes over what a TOML file says.
+    pub fn read_file(&mut self, path: &Path) -> Result<(), VerbsError> {
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            VerbsError::environment(Errno::ENOENT, format!("configuration file {} cannot be read: {e}", path.display()))
+        })?;
+        self.read_toml(&text).map_err(|e| VerbsError { message: format!("{}: {}", path.display(), e.message), ..e })
+    }
+
+    /// Takes over what TOML text says.
+    pub fn read_toml(&mut self, text: &str) -> Result<(), VerbsError> {
+        let file: File = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end().to_owned()))?;
+        for device in &file.devices {
+            if !(1..=2).contains(&device.ports.len()) {
+                return Err(wrong(format!(
+                    "device {:?} has {} ports: one or two [[device.port]] are possible",
+                    device.name,
+                    device.ports.len()
+                )));
+            }
+            let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+            if device.name.is_empty() || device.name.len() > 32 || !device.name.chars().all(good) {
+                return Err(wrong(format!(
+                    "device name {:?}: 1 to 32 letters, digits, '_' and '-' are possible",
+                    device.name
+                )));
+            }
+        }
+        self.devices.extend(file.devices);
+        self.automatic = file.automatic.unwrap_or(self.automatic);
+        self.share = file.share.unwrap_or(self.share);
+        self.receive_buffer = file.receive_buffer.unwrap_or(self.receive_buffer);
+        self.source_ports = file.source_ports.unwrap_or(self.source_ports);
+        self.gso = file.gso.unwrap_or(self.gso);
+        self.solve_ip_ids = file.solve_ip_ids.unwrap_or(self.solve_ip_ids);
+        self.worker = file.worker.unwrap_or(self.worker);
+        self.capture = file.capture.or(self.capture.take());
+        if !(1..=256).contains(&self.source_ports) {
+            return Err(wrong(format!("source_ports is {}: 1 to 256 are possible", self.source_ports)));
+        }
+        match file.faults {
+            Some(faults) => self.set_faults(&faults, "faults"),
+            None => Ok(()),
+        }
+    }
+
+    /// The capture file with `{pid}` filled in.
+    pub fn capture_path(&self) -> Option<PathBuf> {
+        let path = self.capture.as_ref()?;
+        Some(match path.to_str() {
+            Some(text) => text.replace("{pid}", &std::process::id().to_string()).into(),
+            None => path.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Options, VerbsError> {
+        let mut options = Options::default();
+        options.read_toml(text).map(|()| options)
+    }
+
+    #[test]
+    fn the_example_of_the_manual_is_understood() {
+        let example: String = include_str!("options.rs")
+            .lines()
+            .skip_while(|line| !line.contains("```toml"))
+            .skip(1)
+            .take_while(|line| !line.contains("```"))
+            .map(|line| line.trim_start_matches("//!").to_owned() + "\n")
+            .collect();
+        let options = read(&example).unwrap();
+        assert_eq!(options.devices[0].ports.len(), 2);
+        assert_eq!(options.devices[0].ports[1].addresses, ["10.0.1.7".parse::<IpAddr>().unwrap()]);
+        assert_eq!(options.faults.as_ref().unwrap().seed, 7);
+        assert_eq!(options.capture_path().unwrap(), Path::new("/tmp/rdma.pcapng"));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let message = |text: &str| read(text).unwrap_err().message;
+        assert!(message("shared = true").contains("shared"), "{}", message("shared = true"));
+        assert!(message("faults = \"drop=x\"").contains("position 5"));
+        assert!(message("[[device]]\nname = \"a\"\nport = []").contains("0 ports"));
+        assert!(message("[[device]]\nname = \"a b\"\n[[device.port]]\ninterface = \"lo\"").contains("a b"));
+        assert!(message("source_ports = 0").contains("source_ports"));
+        assert!(message("\n\nshare = 1").contains("line 3"), "{}", message("\n\nshare = 1"));
+    }
+
+    #[test]
+    fn what_the_file_does_not_say_stays() {
+        let mut options = Options { share: false, ..Options::default() };
+        options.read_toml("gso = false").unwrap();
+        assert!(!options.share && !options.gso && options.automatic);
+    }
+}
