@@ -163,7 +163,7 @@ fn each_operation_needs_its_right_on_the_qp() {
     ] {
         let mut without = Bed::rc();
         without.ctx.attr.qp_access_flags.remove(right);
-        refuses(without, &[packet.clone()], NakCode::InvalidRequest, DropReason::Malformed);
+        refuses(without, core::slice::from_ref(&packet), NakCode::InvalidRequest, DropReason::Malformed);
         accepts(Bed::rc(), &[packet]);
     }
 }
@@ -326,7 +326,7 @@ fn no_message_is_longer_than_2_to_the_31() {
 #[test]
 fn atomic_write_has_eight_bytes() {
     let good = Bed::rc().atomic_write(AT, [1; 8]);
-    accepts(Bed::rc(), &[good.clone()]);
+    accepts(Bed::rc(), core::slice::from_ref(&good));
     let mut short = good.clone();
     short.payload.pop();
     let mut wrong = good;
@@ -399,7 +399,7 @@ fn first_fault_in_the_order_of_the_checks_is_the_one_that_is_told() {
     // Too long and with a wrong key: the length comes first.
     let mut packet = Bed::rc().write(Only, AT, 5, &[1; 4]);
     packet.headers.reth.as_mut().unwrap().rkey = RKey(1);
-    refuses(Bed::rc(), &[packet.clone()], NakCode::InvalidRequest, DropReason::BadLength);
+    refuses(Bed::rc(), core::slice::from_ref(&packet), NakCode::InvalidRequest, DropReason::BadLength);
     // Not expected: nothing else is looked at.
     let mut bed = Bed::rc();
     packet.headers.bth.psn = bed.psn.next();

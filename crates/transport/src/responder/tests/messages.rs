@@ -361,7 +361,7 @@ fn ce_mark_is_answered_with_one_cnp_in_each_interval() {
     let mark = |bed: &mut Bed, now| {
         bed.host.now = Time(now);
         let incoming = packet.incoming();
-        let admitted = admission::admit(&bed.ctx, &mut bed.host, &incoming).unwrap();
+        let admitted = admission::admit(&mut bed.ctx, &mut bed.host, &incoming).unwrap();
         bed.r.congestion_experienced(&bed.ctx, &mut bed.host, &admitted);
         bed.host.wire.drain(..).collect::<Vec<_>>()
     };
@@ -384,7 +384,7 @@ fn cnp_without_room_is_not_counted_and_the_next_mark_gets_it() {
     let incoming = packet.incoming();
     for room in [0, 1] {
         bed.host.room = room;
-        let admitted = admission::admit(&bed.ctx, &mut bed.host, &incoming).unwrap();
+        let admitted = admission::admit(&mut bed.ctx, &mut bed.host, &incoming).unwrap();
         bed.r.congestion_experienced(&bed.ctx, &mut bed.host, &admitted);
         assert_eq!(bed.counter(Counter::SentCnps), room as u64);
     }

@@ -58,7 +58,12 @@ impl Bed {
         let psn = Psn::new(0xff_fffe);
         let mut r = Responder::new();
         r.start(psn);
-        Self { ctx: Context { qp_type, qpn: US, state: QpState::Rts, attr, config }, r, host, psn }
+        Self {
+            ctx: Context { qp_type, qpn: US, state: QpState::Rts, attr, config, migration_error_raised: false },
+            r,
+            host,
+            psn,
+        }
     }
 
     pub fn rc() -> Self {
@@ -135,7 +140,7 @@ impl Bed {
     /// The packet arrives. Nothing else happens.
     pub fn give(&mut self, packet: &Packet) {
         let incoming = packet.incoming();
-        let Some(admitted) = admission::admit(&self.ctx, &mut self.host, &incoming) else { return };
+        let Some(admitted) = admission::admit(&mut self.ctx, &mut self.host, &incoming) else { return };
         let outcome = self.r.receive(&self.ctx, &mut self.host, &admitted);
         self.settle(outcome);
     }

@@ -41,7 +41,7 @@ fn anything() -> impl Strategy<Value = Anything> {
 fn packet(bed: &Bed, what: &Anything) -> Packet {
     // Mostly of the QP's own service, so that something gets through.
     let ours: Vec<_> = TABLE.iter().filter(|info| info.service == bed.ctx.service()).collect();
-    let info = if what.act % 16 == 0 { &TABLE[what.row] } else { ours[what.row % ours.len()] };
+    let info = if what.act.is_multiple_of(16) { &TABLE[what.row] } else { ours[what.row % ours.len()] };
     let mut packet = bed.send(Position::Only, &bytes(what.length));
     let va = AT.wrapping_add_signed(what.va_off);
     let headers = &mut packet.headers;
