@@ -1,6 +1,7 @@
 //! Opening the software NIC with what the command line says. The only file of this crate that names a backend.
 
 use crate::failure::{During, Failure};
+use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_verbs::{Context, Provider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,8 +23,18 @@ pub fn provider(_options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure
 }
 
 /// Says what is wrong with `--fault`, before anything starts.
-pub fn check_faults(_faults: &[String]) -> Result<(), Failure> {
-    Ok(())
+pub fn check_faults(faults: &[String]) -> Result<(), Failure> {
+    fault_spec(faults).map(drop)
+}
+
+/// All `--fault` together; `None` without any.
+fn fault_spec(faults: &[String]) -> Result<Option<FaultSpec>, Failure> {
+    if faults.is_empty() {
+        return Ok(None);
+    }
+    let text = faults.join(",");
+    let spec = text.parse::<FaultSpec>().map_err(|error| Failure::usage(format!("--fault {text}: {error}")))?;
+    Ok(Some(spec))
 }
 
 /// Opens all devices, or the named one.

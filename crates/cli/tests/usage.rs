@@ -1,0 +1,47 @@
+//! Wrong use of `sfab`: exit code 2, a sentence on standard error, nothing on standard output. And help with an example
+//! for each command.
+
+use std::process::{Command, Output};
+
+fn sfab(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sfab")).args(arguments).output().expect("sfab starts")
+}
+
+#[test]
+fn wrong_use_ends_with_2_and_a_sentence() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["dance"], "dance"),
+        (&["demo", "--size", "12q"], "12q"),
+        (&["demo", "--size", "3G"], "3G"),
+        (&["demo", "--transport", "RD"], "RC, UC and UD"),
+        (&["demo", "--iterations", "0"], "0"),
+        (&["demo", "--fault", "drip=1%"], "drip"),
+        (&["demo", "--fault", "drop=101%"], "101%"),
+        (&["demo", "--netns", "--listen", "127.0.0.1:0"], "--listen"),
+        (&["counters", "--explain", "no_such_counter"], "no_such_counter"),
+        (&["bench", "--repeat", "0"], "0"),
+    ];
+    for (arguments, named) in cases {
+        let output = sfab(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(named), "{arguments:?}: {said}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_of_each_command_has_an_example() {
+    for command in ["demo", "devices", "gids", "counters", "decode", "bench"] {
+        let output = sfab(&[command, "--help"]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("Example"), "{command}: {text}");
+    }
+}
+
+#[test]
+fn each_counter_is_explained() {
+    let output = sfab(&["counters", "--explain", "drop_bad_icrc"]);
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("CRC"));
+}
