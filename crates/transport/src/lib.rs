@@ -21,6 +21,8 @@ mod requester;
 pub mod responder;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+#[cfg(test)]
+mod tests;
 pub mod time;
 
 pub use admission::{Admitted, Receiver};

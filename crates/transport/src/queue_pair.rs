@@ -224,6 +224,14 @@ impl QueuePair {
         }
     }
 
+    /// Lets the WQE indexes start elsewhere, as after many sends.
+    #[cfg(test)]
+    pub(crate) fn start_sends_at(&mut self, index: u32) {
+        self.requester.acked.wqe = index;
+        self.requester.sending.wqe = index;
+        self.requester.begun = index;
+    }
+
     fn stop<H: Host>(&mut self, host: &mut H, stop: Stop) {
         match stop {
             Stop::Error(Fatal { event }) => self.enter_error(host, event),
