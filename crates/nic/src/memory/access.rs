@@ -1,20 +1,40 @@
 //! What the engine does with memory during a turn: look up, check, copy.
 
+use std::sync::Arc;
+
 use scalefabric_transport::host::{AccessFault, AtomicOp, LocalFault, RemoteAccess};
 use scalefabric_verbs::{AccessFlags, FlushLevel, FlushPlacement, Qpn, RKey, Sge, WcStatus};
 
-use super::table::PdId;
-use super::window::Bind;
+use super::copy::{self, Gone};
+use super::table::{Entry, MemoryTable, PdId, kind, thread_token};
+use super::window::{self, Bind};
+use crate::ring::atomic::{Ordering, fence};
 
 /// The engine's way into the table. There is one, so there is one turn at a time.
 #[derive(Debug)]
-pub struct Accessor {}
+pub struct Accessor {
+    table: Arc<MemoryTable>,
+}
 
 impl Accessor {
+    pub(super) fn new(table: Arc<MemoryTable>) -> Self {
+        Self { table }
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Arc<MemoryTable> {
+        &self.table
+    }
+
     /// Begins a turn. Everything that is deregistered from now on waits until the [`Access`] is dropped, so drop it at
-    /// the end of the turn, and deregister nothing while you hold it.
+    /// the end of the turn. The thread has called [`super::guard::ensure`].
     pub fn enter(&mut self) -> Access<'_> {
-        todo!()
+        let turns = &self.table.turns;
+        turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Release);
+        self.table.turning.store(thread_token(), Ordering::Relaxed);
+        // Pairs with the fence in `quiesce`: either we see the revocation, or it sees this turn.
+        fence(Ordering::SeqCst);
+        Access { table: &self.table }
     }
 }
 
@@ -30,81 +50,240 @@ pub struct Peer {
 /// Memory during one turn.
 #[derive(Debug)]
 pub struct Access<'t> {
-    _accessor: &'t mut Accessor,
+    table: &'t MemoryTable,
+}
+
+impl Drop for Access<'_> {
+    fn drop(&mut self) {
+        self.table.turning.store(0, Ordering::Relaxed);
+        let turns = &self.table.turns;
+        turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+}
+
+/// Where bytes lie in this process. Valid until the end of the turn.
+type Host = *mut u8;
+
+fn host_address(entry: &Entry, offset: u64) -> Host {
+    let host = entry.host.load(Ordering::Relaxed);
+    std::ptr::with_exposed_provenance_mut(host.wrapping_add(offset) as usize)
+}
+
+/// The offset of a range in an entry, if the range lies inside.
+fn offset_inside(entry: &Entry, addr: u64, length: u64) -> Option<u64> {
+    let offset = addr.wrapping_sub(entry.base.load(Ordering::Relaxed));
+    let size = entry.length.load(Ordering::Relaxed);
+    (offset <= size && length <= size - offset).then_some(offset)
 }
 
 impl Access<'_> {
-    /// Checks that an SGE names bytes of the PD that may be read, or written if `write`. A length of 0 passes.
-    pub fn check_local(&self, _pd: PdId, _sge: &Sge, _write: bool) -> Result<(), LocalFault> {
-        todo!()
+    pub(super) fn table(&self) -> &MemoryTable {
+        self.table
     }
 
-    /// Fills `out` with the SGL's bytes from `offset`. The SGL must be long enough; else `OutOfBounds`.
+    fn local(&self, pd: PdId, sge: &Sge, write: bool) -> Result<Host, LocalFault> {
+        let entry = self.table.find(sge.lkey.0).ok_or(LocalFault::BadKey)?;
+        if entry.kind.load(Ordering::Relaxed) != kind::REGION {
+            return Err(LocalFault::BadKey);
+        }
+        if entry.pd() != pd {
+            return Err(LocalFault::WrongPd);
+        }
+        if write && !entry.access().contains(AccessFlags::LOCAL_WRITE) {
+            return Err(LocalFault::NoLocalWrite);
+        }
+        let offset = offset_inside(entry, sge.addr, u64::from(sge.length)).ok_or(LocalFault::OutOfBounds)?;
+        Ok(host_address(entry, offset))
+    }
+
+    /// Checks that an SGE names bytes of the PD that may be read, or written if `write`. A length of 0 passes.
+    pub fn check_local(&self, pd: PdId, sge: &Sge, write: bool) -> Result<(), LocalFault> {
+        if sge.length == 0 { Ok(()) } else { self.local(pd, sge, write).map(|_| ()) }
+    }
+
+    /// Runs `copy` on each piece of the SGL that covers `length` bytes from `offset`: its address, and its place in
+    /// those bytes.
+    fn pieces(
+        &self,
+        pd: PdId,
+        sges: impl Iterator<Item = Sge>,
+        offset: u32,
+        length: usize,
+        write: bool,
+        mut copy: impl FnMut(Host, std::ops::Range<usize>) -> Result<(), Gone>,
+    ) -> Result<(), LocalFault> {
+        let (mut skip, mut done) = (offset as usize, 0);
+        for sge in sges {
+            if done == length {
+                break;
+            }
+            let here = sge.length as usize;
+            if skip >= here {
+                skip -= here;
+                continue;
+            }
+            let part = (here - skip).min(length - done);
+            let host = self.local(pd, &sge, write)?.wrapping_add(skip);
+            copy(host, done..done + part).map_err(|Gone| LocalFault::Gone)?;
+            done += part;
+            skip = 0;
+        }
+        if done == length { Ok(()) } else { Err(LocalFault::OutOfBounds) }
+    }
+
+    /// Fills `out` with the SGL's bytes from `offset`. The SGL must be long enough; else `OutOfBounds`. Each SGE that is
+    /// touched is checked as a whole.
     pub fn gather(
         &self,
-        _pd: PdId,
-        _sges: impl Iterator<Item = Sge>,
-        _offset: u32,
-        _out: &mut [u8],
+        pd: PdId,
+        sges: impl Iterator<Item = Sge>,
+        offset: u32,
+        out: &mut [u8],
     ) -> Result<(), LocalFault> {
-        todo!()
+        // SAFETY: `local` has checked the piece, and nothing is taken away during the turn.
+        self.pieces(pd, sges, offset, out.len(), false, |at, range| unsafe { copy::copy_out(at, &mut out[range]) })
     }
 
-    /// Writes `data` into the SGL's bytes from `offset`.
+    /// Writes `data` into the SGL's bytes from `offset`, in the order of [`copy`]. As [`Access::gather`] otherwise.
     pub fn scatter(
         &self,
-        _pd: PdId,
-        _sges: impl Iterator<Item = Sge>,
-        _offset: u32,
-        _data: &[u8],
+        pd: PdId,
+        sges: impl Iterator<Item = Sge>,
+        offset: u32,
+        data: &[u8],
     ) -> Result<(), LocalFault> {
-        todo!()
+        // SAFETY: as in `gather`, with LOCAL_WRITE.
+        self.pieces(pd, sges, offset, data.len(), true, |at, range| unsafe { copy::copy_in(at, &data[range]) })
+    }
+
+    /// The entry that a peer's key opens for it, with the right: key, PD, QP of a window, rights, in this order
+    /// (clause 9.7.4.1.4 and 10.6.7).
+    #[inline]
+    fn remote_entry(&self, peer: Peer, rkey: RKey, right: AccessFlags) -> Result<&Entry, AccessFault> {
+        let entry = self.table.find(rkey.0).ok_or(AccessFault::BadKey)?;
+        let kind = entry.kind.load(Ordering::Relaxed);
+        if kind == kind::TYPE1_FREE || kind == kind::TYPE2_FREE {
+            return Err(AccessFault::BadKey);
+        }
+        if entry.pd() != peer.pd {
+            return Err(AccessFault::WrongPd);
+        }
+        if kind != kind::REGION {
+            if kind == kind::TYPE2_BOUND && entry.qpn.load(Ordering::Relaxed) != peer.qpn.get() {
+                return Err(AccessFault::WrongQp);
+            }
+            // A region that was dropped, bound windows or not, has taken its key along.
+            let region = self.table.entry(entry.link.load(Ordering::Relaxed));
+            if region.key.load(Ordering::Acquire) != entry.region_key.load(Ordering::Relaxed) {
+                return Err(AccessFault::BadKey);
+            }
+        }
+        if !entry.access().contains(right) {
+            return Err(AccessFault::NoRight);
+        }
+        Ok(entry)
+    }
+
+    /// The address of a peer's range, all checks passed.
+    #[inline]
+    fn remote(&self, peer: Peer, access: &RemoteAccess, length: u64) -> Result<Host, AccessFault> {
+        let entry = self.remote_entry(peer, access.rkey, access.access)?;
+        let offset = offset_inside(entry, access.va, length).ok_or(AccessFault::OutOfBounds)?;
+        Ok(host_address(entry, offset))
     }
 
     /// Checks a peer's access without doing it: key, PD, window's QP, rights, bounds, in this order. Length 0 passes.
-    pub fn check_remote(&self, _peer: Peer, _access: &RemoteAccess) -> Result<(), AccessFault> {
-        todo!()
+    pub fn check_remote(&self, peer: Peer, access: &RemoteAccess) -> Result<(), AccessFault> {
+        if access.length == 0 { Ok(()) } else { self.remote(peer, access, access.length).map(|_| ()) }
     }
 
-    /// Checks and writes. Bytes become visible in the order of their addresses; aligned 8-byte words never tear.
-    pub fn write_remote(&self, _peer: Peer, _access: &RemoteAccess, _data: &[u8]) -> Result<(), AccessFault> {
-        todo!()
+    /// Checks and writes `data` at `access.va`. Bytes become visible in the order of their addresses; aligned 8-byte
+    /// words never tear. `access.length` is not looked at.
+    pub fn write_remote(&self, peer: Peer, access: &RemoteAccess, data: &[u8]) -> Result<(), AccessFault> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let at = self.remote(peer, access, data.len() as u64)?;
+        // SAFETY: `remote` has checked the range and the right, and nothing is taken away during the turn.
+        unsafe { copy::copy_in(at, data) }.map_err(|Gone| AccessFault::Gone)
     }
 
-    /// Checks and reads `out.len()` bytes at `access.va`.
-    pub fn read_remote(&self, _peer: Peer, _access: &RemoteAccess, _out: &mut [u8]) -> Result<(), AccessFault> {
-        todo!()
+    /// Checks and reads `out.len()` bytes at `access.va`. `access.length` is not looked at.
+    pub fn read_remote(&self, peer: Peer, access: &RemoteAccess, out: &mut [u8]) -> Result<(), AccessFault> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let at = self.remote(peer, access, out.len() as u64)?;
+        // SAFETY: as in `write_remote`.
+        unsafe { copy::copy_out(at, out) }.map_err(|Gone| AccessFault::Gone)
     }
 
-    /// Checks and does an atomic, atomic also for this host's processors; returns the old value (0 for `Write`).
-    pub fn atomic_remote(&self, _peer: Peer, _access: &RemoteAccess, _op: AtomicOp) -> Result<u64, AccessFault> {
-        todo!()
+    /// Checks and does an atomic, atomic also for this host's processors (IBV_ATOMIC_GLOB); returns the old value (0 for
+    /// `Write`). Values are in host order. `access.length` is not looked at: it is 8.
+    pub fn atomic_remote(&self, peer: Peer, access: &RemoteAccess, op: AtomicOp) -> Result<u64, AccessFault> {
+        let at: *mut u64 = self.remote(peer, access, 8)?.cast();
+        // SAFETY: as in `write_remote`. A host address that is not aligned (zero-based) is still one locked access.
+        let old = unsafe {
+            match op {
+                AtomicOp::CompareSwap { compare, swap } => copy::compare_swap(at, compare, swap),
+                AtomicOp::FetchAdd { add } => copy::fetch_add(at, add),
+                AtomicOp::Write { value } => copy::store_u64(at, value).map(|()| 0),
+            }
+        };
+        old.map_err(|Gone| AccessFault::Gone)
     }
 
-    /// Checks and flushes.
+    /// Checks and flushes (IBTA 1.5, FLUSH). To global visibility: a fence, since all of this host's processors see the same
+    /// memory. To persistence: `msync`, which writes the pages to their file; registration has made sure that there is one.
+    /// That is the one system call of a turn, and it takes as long as the storage takes.
     pub fn flush_remote(
         &self,
-        _peer: Peer,
-        _access: &RemoteAccess,
-        _placement: FlushPlacement,
-        _level: FlushLevel,
+        peer: Peer,
+        access: &RemoteAccess,
+        placement: FlushPlacement,
+        level: FlushLevel,
     ) -> Result<(), AccessFault> {
-        todo!()
+        let right = match placement {
+            FlushPlacement::Global => AccessFlags::FLUSH_GLOBAL,
+            FlushPlacement::Persistent => AccessFlags::FLUSH_PERSISTENT,
+            FlushPlacement::GlobalAndPersistent => AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT,
+        };
+        if level == FlushLevel::Range && access.length == 0 {
+            return Ok(());
+        }
+        let entry = self.remote_entry(peer, access.rkey, access.access | right)?;
+        let (offset, length) = match level {
+            FlushLevel::Range => {
+                let offset = offset_inside(entry, access.va, access.length).ok_or(AccessFault::OutOfBounds)?;
+                (offset, access.length)
+            }
+            FlushLevel::MemoryRegion => (0, entry.length.load(Ordering::Relaxed)),
+        };
+        fence(Ordering::SeqCst);
+        if placement == FlushPlacement::Global {
+            return Ok(());
+        }
+        let start = host_address(entry, offset) as usize;
+        let page_start = start & !4095;
+        // SAFETY: msync changes no byte and refuses what is not mapped.
+        let done = unsafe {
+            libc::msync(page_start as *mut libc::c_void, length as usize + (start - page_start), libc::MS_SYNC)
+        };
+        if done == 0 { Ok(()) } else { Err(AccessFault::Gone) }
     }
 
     /// SEND with invalidate: the window's rkey stops working.
-    pub fn invalidate_remote(&self, _peer: Peer, _rkey: RKey) -> Result<(), AccessFault> {
-        todo!()
+    pub fn invalidate_remote(&self, peer: Peer, rkey: RKey) -> Result<(), AccessFault> {
+        window::invalidate(self, peer, rkey)
     }
 
-    /// LOCAL_INV: `LocProtErr` or `LocQpOpErr` if it cannot be.
-    pub fn invalidate_local(&self, _peer: Peer, _rkey: RKey) -> Result<(), WcStatus> {
-        todo!()
+    /// LOCAL_INV: `LocQpOpErr` if the key is no bound window of type 2 of this PD and QP, as Linux gives it.
+    pub fn invalidate_local(&self, peer: Peer, rkey: RKey) -> Result<(), WcStatus> {
+        window::invalidate(self, peer, rkey).map_err(|_| WcStatus::LocQpOpErr)
     }
 
-    /// Executes a bind: `MwBindErr` if it is not allowed. `qp_access`: bind is allowed whatever the QP's own rights.
-    pub fn bind(&self, _peer: Peer, _bind: &Bind) -> Result<(), WcStatus> {
-        let _ = AccessFlags::empty();
-        todo!()
+    /// Executes a bind: `MwBindErr` if it is not allowed. The caller has checked that the QP may bind.
+    pub fn bind(&self, peer: Peer, bind: &Bind) -> Result<(), WcStatus> {
+        window::bind(self, peer, bind)
     }
 }

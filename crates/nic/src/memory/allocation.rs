@@ -1,25 +1,259 @@
-//! Memory that the NIC itself allocates for `alloc_mr`: zeroed pages of a memfd, so that a neighbour process can map them.
+//! Memory that the NIC itself allocates for `alloc_mr`: zeroed pages of a memfd, so that a neighbour process on this host
+//! can map them (D3).
+//!
+//! Pieces below 32 MiB share memfds of 64 MiB, since descriptors are scarce and 100,000 regions are not rare; larger ones
+//! have their own. Pages come when they are touched; a freed piece is punched out of its file, which frees its pages and
+//! makes it read as zeros again.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
-use scalefabric_verbs::VerbsError;
+use scalefabric_verbs::{Errno, VerbsError};
 
-/// Gives out page-aligned zeroed memory. Small pieces share a memfd.
+use crate::ring::atomic::lock;
+
+const PAGE: usize = 4096;
+const ARENA: usize = 64 << 20;
+/// From this size on a piece has a file of its own.
+const OWN_FILE: usize = 32 << 20;
+
+/// Gives out page-aligned zeroed memory.
 #[derive(Debug, Default)]
-pub struct Allocator {}
+pub struct Allocator {
+    shared: Mutex<Vec<Arc<Arena>>>,
+}
+
+/// One memfd, mapped whole.
+#[derive(Debug)]
+struct Arena {
+    fd: OwnedFd,
+    base: *mut u8,
+    size: usize,
+    /// Free pieces: offset to length. Neighbours are always joined.
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+// SAFETY: `base` is only an address; whoever copies there goes through the table.
+unsafe impl Send for Arena {}
+// SAFETY: as above; `free` has its lock.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    fn new(size: usize) -> Result<Self, VerbsError> {
+        let refuse = |what: &str| {
+            let error = io::Error::last_os_error();
+            VerbsError::environment(
+                Errno::ENOMEM,
+                format!("no {size} bytes for a region: {what}: {error}; check free memory, ulimit -v and ulimit -n"),
+            )
+        };
+        // SAFETY: a C string.
+        let fd = unsafe { libc::memfd_create(c"scalefabric-mr".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(refuse("memfd_create"));
+        }
+        // SAFETY: just made, nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: no pointers are passed.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), size as libc::off_t) } != 0 {
+            return Err(refuse("ftruncate"));
+        }
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping wherever the kernel likes.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(refuse("mmap"));
+        }
+        Ok(Self { fd, base: base.cast(), size, free: Mutex::new(BTreeMap::from([(0, size)])) })
+    }
+
+    /// First fit.
+    fn take(&self, length: usize) -> Option<usize> {
+        let mut free = lock(&self.free);
+        let (&offset, &size) = free.iter().find(|&(_, &size)| size >= length)?;
+        free.remove(&offset);
+        if size > length {
+            free.insert(offset + length, size - length);
+        }
+        Some(offset)
+    }
+
+    /// Zeroes a piece and takes it back. False if it could not be zeroed: it is lost then.
+    fn give_back(&self, offset: usize, length: usize) -> bool {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: no pointers are passed. Nobody uses these pages any more.
+        let punched =
+            unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset as libc::off_t, length as libc::off_t) == 0 };
+        if !punched {
+            return false;
+        }
+        let mut free = lock(&self.free);
+        let (mut start, mut end) = (offset, offset + length);
+        if let Some((&before, &size)) = free.range(..offset).next_back()
+            && before + size == offset
+        {
+            free.remove(&before);
+            start = before;
+        }
+        if let Some(size) = free.remove(&end) {
+            end += size;
+        }
+        free.insert(start, end - start);
+        true
+    }
+
+    fn is_unused(&self) -> bool {
+        lock(&self.free).get(&0) == Some(&self.size)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; the last piece of it is gone.
+        unsafe { libc::munmap(self.base.cast(), self.size) };
+    }
+}
 
 impl Allocator {
     /// An empty one.
     pub fn new() -> Arc<Self> {
-        todo!()
+        Arc::default()
     }
 
-    /// `length` bytes, zeroed. `ENOMEM` with the reason.
-    pub fn allocate(self: &Arc<Self>, _length: usize) -> Result<Allocation, VerbsError> {
-        todo!()
+    /// `length` bytes, zeroed; at least one page, so that the address is real. `ENOMEM` with the reason.
+    pub fn allocate(self: &Arc<Self>, length: usize) -> Result<Allocation, VerbsError> {
+        let size = length
+            .max(1)
+            .checked_next_multiple_of(PAGE)
+            .filter(|&s| s <= isize::MAX as usize)
+            .ok_or_else(|| VerbsError::invalid(format!("{length} bytes are more than an address space holds")))?;
+        let piece = |arena: Arc<Arena>, offset| Allocation { allocator: self.clone(), arena, offset, size, length };
+        if size >= OWN_FILE {
+            let arena = Arena::new(size)?;
+            arena.take(size);
+            return Ok(piece(Arc::new(arena), 0));
+        }
+        let mut shared = lock(&self.shared);
+        // The newest first: older ones are likely to be full.
+        for arena in shared.iter().rev() {
+            if let Some(offset) = arena.take(size) {
+                return Ok(piece(arena.clone(), offset));
+            }
+        }
+        let arena = Arc::new(Arena::new(ARENA)?);
+        let offset = arena.take(size).unwrap_or(0);
+        shared.push(arena.clone());
+        Ok(piece(arena, offset))
     }
 }
 
 /// A piece of zeroed memory; freed when dropped.
-#[derive(Debug)]
-pub struct Allocation {}
+pub struct Allocation {
+    allocator: Arc<Allocator>,
+    arena: Arc<Arena>,
+    offset: usize,
+    size: usize,
+    length: usize,
+}
+
+impl Allocation {
+    /// Its first byte, at a page boundary.
+    pub fn addr(&self) -> *mut u8 {
+        self.arena.base.wrapping_add(self.offset)
+    }
+
+    /// Bytes as asked for.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// How a neighbour process maps it: the memfd, and the offset of the first byte there.
+    pub fn shareable(&self) -> (BorrowedFd<'_>, u64) {
+        use std::os::fd::AsFd;
+        (self.arena.fd.as_fd(), self.offset as u64)
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation({:?}, {} bytes)", self.addr(), self.length)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.size >= OWN_FILE {
+            return;
+        }
+        // The lock comes first, so that nobody takes a piece of an arena that is about to be dropped from the list.
+        let mut shared = lock(&self.allocator.shared);
+        if self.arena.give_back(self.offset, self.size) && self.arena.is_unused() && shared.len() > 1 {
+            shared.retain(|arena| !Arc::ptr_eq(arena, &self.arena));
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::copy::{copy_in, copy_out};
+
+    fn first_byte(a: &Allocation) -> u8 {
+        let mut out = [0xee];
+        // SAFETY: the test's own memory.
+        unsafe { copy_out(a.addr(), &mut out) }.expect("mapped");
+        out[0]
+    }
+
+    fn fill(a: &Allocation) {
+        // SAFETY: the test's own memory.
+        unsafe { copy_in(a.addr(), &vec![0xaa; a.length()]) }.expect("mapped");
+    }
+
+    #[test]
+    fn a_freed_piece_comes_back_zeroed() {
+        let allocator = Allocator::new();
+        let _keep = allocator.allocate(1).expect("memory");
+        let piece = allocator.allocate(10_000).expect("memory");
+        let addr = piece.addr();
+        assert_eq!(addr as usize % PAGE, 0);
+        fill(&piece);
+        drop(piece);
+        let again = allocator.allocate(10_000).expect("memory");
+        assert_eq!(again.addr(), addr);
+        assert_eq!(first_byte(&again), 0);
+    }
+
+    #[test]
+    fn a_hundred_thousand_pieces_need_few_descriptors_and_never_overlap() {
+        let allocator = Allocator::new();
+        let pieces: Vec<Allocation> = (0..100_000).map(|i| allocator.allocate(i % 5000).expect("memory")).collect();
+        assert!(lock(&allocator.shared).len() < 20);
+        let mut ranges: Vec<(usize, usize)> = pieces.iter().map(|p| (p.addr() as usize, p.size)).collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0));
+        // Freed in another order, everything joins again.
+        let (mut even, mut odd) = (Vec::new(), Vec::new());
+        for (i, piece) in pieces.into_iter().enumerate() {
+            if i % 2 == 0 { even.push(piece) } else { odd.push(piece) }
+        }
+        drop(even);
+        drop(odd);
+        let shared = lock(&allocator.shared);
+        assert_eq!(shared.len(), 1);
+        assert!(shared[0].is_unused());
+    }
+
+    #[test]
+    fn a_large_piece_has_its_own_file() {
+        let allocator = Allocator::new();
+        let piece = allocator.allocate(OWN_FILE + 1).expect("memory");
+        assert_eq!(first_byte(&piece), 0);
+        assert_eq!(piece.shareable().1, 0);
+        assert!(lock(&allocator.shared).is_empty());
+        assert_eq!(allocator.allocate(usize::MAX).expect_err("too much").errno, Errno::EINVAL);
+    }
+}

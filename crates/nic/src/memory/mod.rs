@@ -16,6 +16,8 @@ mod key;
 mod probe;
 mod region;
 mod table;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod window;
 
 pub use access::{Access, Accessor, Peer};
