@@ -439,6 +439,12 @@ fn memory(words: &mut Words) -> Result<Statement, ScriptError> {
     if let Some(n) = words.number("u64")? {
         return Ok(Statement::Memory { at, expect: Expect::Number(n) });
     }
+    if let Some(text) = words.pair("data") {
+        return match Fill::parse(&text) {
+            Some(Fill::Text(bytes)) => Ok(Statement::Memory { at, expect: Expect::Text(bytes) }),
+            _ => words.error(format!("data={text}: write 0xbytes")),
+        };
+    }
     match words.pair("is") {
         Some(slice) => Ok(Statement::Memory { at, expect: Expect::Slice(words.slice(&slice)?) }),
         None => words.error("expected \"text\", zeros=n, u64=n or is=region+offset:length"),
