@@ -382,7 +382,6 @@ impl Nic {
                 if uses && !matches!(transport.state(), QpState::Reset | QpState::Err) {
                     let mut host = QpHost { now, side, fabric: &mut self.fabric, memory, ports };
                     transport.fail(&mut host, WcStatus::FatalErr);
-                    scalefabric_transport::Host::event(&mut host, scalefabric_verbs::event::EventType::QpFatal);
                     side.shared.set_state(transport.state());
                     side.cq_overrun = false;
                     self.timers.arm(index as u16, now);

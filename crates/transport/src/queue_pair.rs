@@ -122,6 +122,8 @@ impl QueuePair {
 
     /// Sends at most `budget` packets: answers first, but never so many that requests starve.
     pub fn transmit<H: Host>(&mut self, host: &mut H, budget: usize) -> Next {
+        // A doorbell on a QP in ERR or SQE: what was posted is flushed.
+        self.flush(host);
         let mut answers = budget.div_ceil(2);
         let mut left = budget - answers;
         let mut next = self.transmit_answers(host, &mut answers);
@@ -214,7 +216,7 @@ impl QueuePair {
     }
 
     /// In ERR: flushes what was posted since (each receive and send WQE ends with WR_FLUSH_ERR). In SQE: the same for the
-    /// send queue. The host calls it when something is posted to a QP in one of these states.
+    /// send queue. The host calls it, or [`QueuePair::transmit`], when something is posted to a QP in one of these states.
     pub fn flush<H: Host>(&mut self, host: &mut H) {
         if matches!(self.ctx.state, QpState::Err | QpState::Sqe) {
             self.requester.flush(&self.ctx, host);

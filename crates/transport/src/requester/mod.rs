@@ -174,7 +174,11 @@ impl Requester {
             let Some(wqe) = self.head(host) else { return Ok(Next::Idle) };
             let fresh = self.sending.wqe == self.begun;
             if fresh {
-                if let Err(status) = segment::check(ctx, &wqe, host.active_mtu(ctx.attr.port_num).bytes()) {
+                let datagram_bytes = match ctx.qp_type {
+                    QpType::Ud => host.active_mtu(ctx.attr.port_num).bytes(),
+                    _ => u32::MAX,
+                };
+                if let Err(status) = segment::check(ctx, &wqe, datagram_bytes) {
                     self.fail_here(ctx, host, &wqe, status)?;
                     continue;
                 }
@@ -264,7 +268,8 @@ impl Requester {
     /// Packets that one READ request asks for, at most: half the window, so that the next part is on its way while this
     /// one arrives.
     pub(crate) fn read_stride(&self, ctx: &Context) -> u32 {
-        (ctx.config.max_inflight_bytes / 2 / ctx.pmtu()).max(1)
+        // A path MTU is a power of two, and this runs for every packet.
+        (ctx.config.max_inflight_bytes >> (ctx.pmtu().trailing_zeros() + 1)).max(1)
     }
 
     fn gate(&self, ctx: &Context, now: Time, wqe: &SendWqe, segment: &Segment) -> Gate {

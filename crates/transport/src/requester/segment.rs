@@ -200,7 +200,9 @@ pub(crate) fn segment(ctx: &Context, wqe: &SendWqe, pkey: PKey, packet: u32, psn
 
     let mut outgoing = ctx.packet(opcode, pkey, psn);
     let headers = &mut outgoing.headers;
-    headers.bth.solicited = next == total && wqe.flags.contains(SendFlags::SOLICITED);
+    // The bit means something only where a receive WQE completes (clause 9.2.3).
+    headers.bth.solicited =
+        next == total && wqe.flags.contains(SendFlags::SOLICITED) && wqe.op.kind().rule().consumes_receive;
     if info.extensions.contains(Extensions::XRCETH) {
         headers.xrceth = wqe.xrc_srqn;
     }

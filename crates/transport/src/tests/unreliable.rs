@@ -115,3 +115,44 @@ fn sqe_takes_no_new_attributes_but_those_of_its_transition() {
     assert_eq!(d.side.qp.state(), QpState::Sqe);
     assert!(d.side.modify(&attr, QpAttrMask::STATE).is_ok());
 }
+
+#[test]
+fn what_is_posted_in_sqe_is_flushed_with_the_next_turn() {
+    let mut d = Dialogue::new(QpType::Uc, Config::default(), |_| ());
+    d.post(1, super::READ, 8);
+    d.sends();
+    d.post(2, WRITE, 8);
+    assert_eq!(d.sends(), []);
+    assert_eq!(d.completions(), [(1, LocQpOpErr), (2, WrFlushErr)]);
+}
+
+#[test]
+fn xrc_moves_data_both_ways_over_a_wire_that_loses() {
+    let srqn = Srqn::new(0x55);
+    let mut link = Link::new((QpType::XrcSend, QpType::XrcRecv), 1 << 16, Config::default(), |attr| attr.timeout = 8);
+    for (i, byte) in link.a.host.memory.iter_mut().enumerate() {
+        *byte = (i % 241) as u8;
+    }
+    for wr_id in 0..4 {
+        link.b.host.post_srq_recv(srqn, wr_id, &[piece(0x8000, 4096)]);
+    }
+    let (write, read) = (
+        WqeOp::Write { remote_addr: 0x4000, rkey: RKey(WHOLE) },
+        WqeOp::Read { remote_addr: 0x4000, rkey: RKey(WHOLE) },
+    );
+    link.a.host.post_xrc(1, WqeOp::Send, &[piece(0, 3000)], srqn);
+    link.a.host.post_xrc(2, write, &[piece(0x100, 5000)], srqn);
+    link.a.host.post_xrc(3, read, &[piece(0x4000, 5000)], srqn);
+    let mut n = 0;
+    let end = link.now().after(1_000_000_000);
+    link.run_until(end, &mut |_, _| {
+        n += 1;
+        if n % 4 == 0 { crate::testing::Fate::Lost } else { crate::testing::Fate::Arrives }
+    });
+    let done: alloc::vec::Vec<_> = link.a.host.sent.iter().map(|w| (w.wr_id, w.status)).collect();
+    assert_eq!(done, [(1, Success), (2, Success), (3, Success)]);
+    assert_eq!(link.b.host.received.len(), 1);
+    assert_eq!(link.b.host.memory[0x8000..0x8000 + 3000], link.a.host.memory[..3000]);
+    assert_eq!(link.b.host.memory[0x4000..0x4000 + 5000], link.a.host.memory[0x100..0x100 + 5000]);
+    assert_eq!(link.a.host.memory[0x4000..0x4000 + 5000], link.a.host.memory[0x100..0x100 + 5000]);
+}
