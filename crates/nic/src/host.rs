@@ -146,8 +146,8 @@ impl QpHost<'_, '_> {
         &mut self.fabric.batches[index]
     }
 
-    fn peer(&self, access: &RemoteAccess) -> Result<Peer, AccessFault> {
-        let pd = match access.xrc_srqn {
+    fn peer(&self, xrc_srqn: Option<Srqn>) -> Result<Peer, AccessFault> {
+        let pd = match xrc_srqn {
             None => self.side.pd,
             Some(srqn) => self.fabric.xrc_srq(srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?.pd,
         };
@@ -214,7 +214,7 @@ impl QpHost<'_, '_> {
                 self.memory.gather(self.side.pd, ring.sges(index), offset, out).map_err(EmitError::Local)
             }
             Payload::Remote(access) => {
-                let peer = self.peer(&access).map_err(EmitError::Access)?;
+                let peer = self.peer(access.xrc_srqn).map_err(EmitError::Access)?;
                 self.memory.read_remote(peer, &access, out).map_err(EmitError::Access)
             }
         }
@@ -324,15 +324,15 @@ impl Host for QpHost<'_, '_> {
     }
 
     fn check_remote(&mut self, access: &RemoteAccess) -> Result<(), AccessFault> {
-        self.memory.check_remote(self.peer(access)?, access)
+        self.memory.check_remote(self.peer(access.xrc_srqn)?, access)
     }
 
     fn write_remote(&mut self, access: &RemoteAccess, data: &[u8]) -> Result<(), AccessFault> {
-        self.memory.write_remote(self.peer(access)?, access, data)
+        self.memory.write_remote(self.peer(access.xrc_srqn)?, access, data)
     }
 
     fn atomic_remote(&mut self, access: &RemoteAccess, op: AtomicOp) -> Result<u64, AccessFault> {
-        self.memory.atomic_remote(self.peer(access)?, access, op)
+        self.memory.atomic_remote(self.peer(access.xrc_srqn)?, access, op)
     }
 
     fn flush_remote(
@@ -341,11 +341,11 @@ impl Host for QpHost<'_, '_> {
         placement: FlushPlacement,
         level: FlushLevel,
     ) -> Result<(), AccessFault> {
-        self.memory.flush_remote(self.peer(access)?, access, placement, level)
+        self.memory.flush_remote(self.peer(access.xrc_srqn)?, access, placement, level)
     }
 
-    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), AccessFault> {
-        self.memory.invalidate_remote(Peer { pd: self.side.pd, qpn: self.side.shared.qpn }, rkey)
+    fn invalidate_remote(&mut self, rkey: RKey, xrc_srqn: Option<Srqn>) -> Result<(), AccessFault> {
+        self.memory.invalidate_remote(self.peer(xrc_srqn)?, rkey)
     }
 
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {

@@ -380,7 +380,7 @@ impl Host for View<'_> {
         self.remote(access).map(|_| ())
     }
 
-    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), AccessFault> {
+    fn invalidate_remote(&mut self, rkey: RKey, _xrc_srqn: Option<Srqn>) -> Result<(), AccessFault> {
         self.invalidate(rkey).map_err(|()| AccessFault::BadKey)
     }
 

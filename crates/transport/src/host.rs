@@ -282,8 +282,8 @@ pub trait Host {
         placement: FlushPlacement,
         level: FlushLevel,
     ) -> Result<(), AccessFault>;
-    /// Invalidates an rkey on a peer's wish (SEND with invalidate).
-    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), AccessFault>;
+    /// Invalidates an rkey on a peer's wish (SEND with invalidate). `xrc_srqn`: as in [`RemoteAccess`].
+    fn invalidate_remote(&mut self, rkey: RKey, xrc_srqn: Option<Srqn>) -> Result<(), AccessFault>;
 
     /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError>;

@@ -457,7 +457,7 @@ impl Host for TestHost {
         Ok(())
     }
 
-    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), AccessFault> {
+    fn invalidate_remote(&mut self, rkey: RKey, _xrc_srqn: Option<Srqn>) -> Result<(), AccessFault> {
         if !self.regions.iter().any(|r| r.key == rkey.0) {
             return Err(AccessFault::BadKey);
         }

@@ -9,6 +9,7 @@
 
 use scalefabric_verbs::QpType;
 use scalefabric_wire::Psn;
+use scalefabric_wire::aeth::credit_code;
 use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
 use scalefabric_wire::packet::{Aeth, NakCode, Syndrome};
 
@@ -17,28 +18,6 @@ use super::resources::LongPsn;
 use crate::context::Context;
 use crate::counter::{Counter, DropReason};
 use crate::host::{EmitError, Host, Payload};
-
-/// Messages that each credit code stands for (table 46, clause 9.7.5.1.3). Code 31 is [`NO_CREDITS`].
-pub const CREDITS: [u32; 31] = [
-    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
-    8192, 12288, 16384, 24576, 32768,
-];
-
-/// The credit code that says nothing: the requester sends as it likes and RNR NAKs regulate it.
-pub const NO_CREDITS: u8 = 31;
-
-/// The code for `receives` posted: the largest that promises no more than there are. `None` (an SRQ) promises nothing.
-pub fn credit_code(receives: Option<u32>) -> u8 {
-    match receives {
-        None => NO_CREDITS,
-        Some(n) => (CREDITS.partition_point(|credits| *credits <= n) - 1) as u8,
-    }
-}
-
-/// What a credit code promises; `None` for [`NO_CREDITS`] (and for codes that do not exist).
-pub fn credits(code: u8) -> Option<u32> {
-    CREDITS.get(usize::from(code)).copied()
-}
 
 /// A request that was executed and is answered by a plain ACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,9 +128,10 @@ impl Responder {
     /// a credit, because the MSN does not count it yet.
     pub(super) fn ack_aeth<H: Host>(&self, ctx: &Context, host: &H, msn: u32) -> Aeth {
         let code = if ctx.config.advertise_credits && ctx.qp_type == QpType::Rc {
-            credit_code(host.posted_recvs().map(|n| n.saturating_add(u32::from(self.recv.is_some()))))
+            let in_use = u32::from(self.recv.is_some());
+            host.posted_recvs().map_or(Syndrome::NO_CREDITS, |n| credit_code(n.saturating_add(in_use)))
         } else {
-            NO_CREDITS
+            Syndrome::NO_CREDITS
         };
         Aeth { syndrome: Syndrome::Ack(code), msn }
     }
@@ -214,30 +194,6 @@ impl Responder {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_credit_code_promises_no_more_than_is_posted_and_the_next_one_would() {
-        for code in 0..31_u8 {
-            let promised = credits(code).unwrap();
-            assert_eq!(credit_code(Some(promised)), code);
-            if code > 0 {
-                assert_eq!(credit_code(Some(promised - 1)), code - 1);
-            }
-        }
-        assert_eq!(credit_code(Some(u32::MAX)), 30);
-        assert_eq!(credit_code(None), NO_CREDITS);
-        assert_eq!(credits(NO_CREDITS), None);
-    }
-
-    #[test]
-    fn the_credit_table_is_that_of_the_standard() {
-        // Above 4 the values go 6, 8, 12, 16, …: each power of two and the middle to the next.
-        for (code, credits) in CREDITS.iter().enumerate().skip(4) {
-            let base = 4 << ((code - 4) / 2);
-            let expected = if code % 2 == 0 { base } else { base + base / 2 };
-            assert_eq!(*credits, expected, "code {code}");
-        }
-    }
 
     #[test]
     fn a_request_that_asks_is_never_left_for_later() {

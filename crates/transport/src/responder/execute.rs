@@ -30,7 +30,7 @@ impl Responder {
                 self.message = Some(Message::Send { received, srqn: srqn(ctx, request) });
                 if ends {
                     if let Some(rkey) = invalidate {
-                        host.invalidate_remote(rkey).map_err(Fault::Invalidate)?;
+                        host.invalidate_remote(rkey, srqn(ctx, request)).map_err(Fault::Invalidate)?;
                     }
                     self.complete(ctx, host, request, WcOpcode::Recv, received);
                 }

@@ -19,7 +19,7 @@ mod resources;
 #[cfg(test)]
 mod tests;
 
-pub use acknowledge::{AckPolicy, AckTime, Acks, CREDITS, Executed, NO_CREDITS, credit_code, credits};
+pub use acknowledge::{AckPolicy, AckTime, Acks, Executed};
 pub use notify::{CnpPolicy, Cnps};
 
 use scalefabric_verbs::event::EventType;
@@ -262,10 +262,6 @@ impl Responder {
     /// The QP is in ERR: completes the receive WQE of a message that was coming in, then everything in the RQ, with
     /// WR_FLUSH_ERR, in order. With an SRQ it raises LAST_WQE_REACHED, once. Called again when more was posted.
     pub fn flush<H: Host>(&mut self, ctx: &Context, host: &mut H) {
-        if !self.parting {
-            self.resources.stop_sending();
-            self.verdict = Verdict::None;
-        }
         self.complete_in_error(ctx, host, WcStatus::WrFlushErr);
         if matches!(ctx.qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return;

@@ -81,7 +81,6 @@ impl Responder {
             answered: false,
             unsent: Some(Unsent { psn: first, va, left, started: false }),
         });
-        self.answer_covers_ack();
     }
 }
 
