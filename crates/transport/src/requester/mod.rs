@@ -301,7 +301,11 @@ impl Requester {
             nothing_follows = limited || after + u64::from(segment.cost) > window;
         }
         let bytes = segment.cost;
-        let at = self.pacer.next_send(rate(ctx, wqe)).max(self.controller.next_send(now, bytes));
+        let rate = rate(ctx, wqe);
+        if pacing::is_slow(rate, bytes, ctx) {
+            nothing_follows = true;
+        }
+        let at = self.pacer.next_send(rate).max(self.controller.next_send(now, bytes));
         if at > now { Gate::Closed(Next::At(at)) } else { Gate::Open { nothing_follows } }
     }
 

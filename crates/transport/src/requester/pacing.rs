@@ -2,7 +2,8 @@
 //!
 //! Turns of an engine come late, so a sender that fell behind may catch up, but by no more than [`BURST_BYTES`].
 
-use crate::time::Time;
+use crate::context::Context;
+use crate::time::{Time, ack_timeout_ns};
 
 /// What may leave at once after a pause.
 const BURST_BYTES: u64 = 64 * 1024;
@@ -52,6 +53,15 @@ const fn static_rate_kbps(code: u8) -> u32 {
         _ => 0,
     };
     gbps_tenths * 100_000
+}
+
+/// Whether packets of `bytes` leave so slowly that the ACK timer could run out before one of `ack_req_interval` packets
+/// asks for an ACK; then each must ask, or nothing would ever be acknowledged.
+pub(crate) fn is_slow(rate_kbps: u32, bytes: u32, ctx: &Context) -> bool {
+    rate_kbps != 0
+        && ack_timeout_ns(ctx.attr.timeout).is_some_and(|timeout| {
+            time_ns(u64::from(bytes), rate_kbps).saturating_mul(u64::from(ctx.config.ack_req_interval)) > timeout / 2
+        })
 }
 
 impl Pacer {

@@ -337,6 +337,23 @@ mod tests {
     }
 
     #[test]
+    fn only_what_makes_a_receive_completion_is_solicited() {
+        let ctx = context(QpType::Rc);
+        let (remote_addr, rkey) = (0, RKey(1));
+        for (op, wakes) in [
+            (WqeOp::Send, true),
+            (WqeOp::SendWithInv { invalidate_rkey: rkey }, true),
+            (WqeOp::WriteWithImm { remote_addr, rkey, imm: 1 }, true),
+            (WqeOp::Write { remote_addr, rkey }, false),
+            (WqeOp::Read { remote_addr, rkey }, false),
+            (WqeOp::FetchAdd { remote_addr, rkey, add: 1 }, false),
+        ] {
+            let s = segment(&ctx, &wqe(op, 8), PKey::DEFAULT, 0, Psn::new(0), 1).unwrap();
+            assert_eq!(s.outgoing.headers.bth.solicited, wakes, "{op:?}");
+        }
+    }
+
+    #[test]
     fn a_read_that_begins_again_in_the_middle_asks_for_the_rest() {
         let ctx = context(QpType::Rc);
         let w = wqe(WqeOp::Read { remote_addr: 0x1000, rkey: RKey(1) }, 5000);
