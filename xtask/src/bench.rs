@@ -1,19 +1,103 @@
-//! `cargo xtask bench`: speed as ratios. It builds the bench binary in release mode and starts it; all that is compared
-//! is measured in one run on one machine, in interleaved repetitions.
+//! `cargo xtask bench`: speed as ratios, and instructions per packet. It builds in release mode and starts the binaries;
+//! all that is compared is measured in one run on one machine, in interleaved repetitions.
 
-use crate::process::{self, Outcome, cargo};
+use crate::process::{self, Outcome, cargo, root};
 use clap::Args;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 /// Options of `bench`.
 #[derive(Args)]
 pub struct Options {
-    /// What the bench takes, such as `--repeat 5` or `--only latency`.
+    /// Only instructions per packet.
+    #[arg(long, conflicts_with = "no_instructions")]
+    only_instructions: bool,
+    /// Leave out instructions per packet, which need valgrind and half a minute.
+    #[arg(long)]
+    no_instructions: bool,
+    /// What `sfab bench` takes, such as `--repeat 9` or `--json`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
+/// The parts of a packet's way, as the functions of the binary `instructions` are called.
+const PARTS: [&str; 3] = ["requester", "responder", "completer"];
+
+/// Message sizes and how many messages.
+const RUNS: [(u32, u32); 2] = [(8, 4800), (65_536, 480)];
+
 /// The command.
 pub fn run(options: &Options) -> Outcome {
-    let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
-    process::run(cargo().args(build).args(&options.arguments))
+    if !options.only_instructions {
+        let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
+        process::run(cargo().args(build).args(&options.arguments))?;
+    }
+    if options.no_instructions {
+        return Ok(());
+    }
+    println!();
+    instructions()
+}
+
+/// Runs the small binary under callgrind, collecting in one function at a time.
+fn instructions() -> Outcome {
+    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: instructions per packet: `valgrind` is missing; install the package valgrind");
+        return Ok(());
+    }
+    process::run(cargo().args([
+        "build",
+        "--release",
+        "--quiet",
+        "--package",
+        "scalefabric-tests",
+        "--bin",
+        "instructions",
+    ]))?;
+    let program = target_folder()?.join("release/instructions");
+    println!(
+        "{:<12} {:>12} {:>12} {:>12}   instructions per packet, of that part's packets",
+        "RC WRITE", PARTS[0], PARTS[1], PARTS[2]
+    );
+    for (size, messages) in RUNS {
+        let mut cells = Vec::new();
+        for (index, part) in PARTS.iter().enumerate() {
+            let (collected, packets) = collect(&program, part, size, messages)?;
+            let packets = packets.get(index).copied().unwrap_or(0).max(1);
+            cells.push(format!("{:>12}", collected / packets));
+        }
+        println!("{:<12} {}", format!("{size} B"), cells.join(" "));
+    }
+    Ok(())
+}
+
+/// Instructions in one part, and the packets of each part.
+fn collect(program: &PathBuf, part: &str, size: u32, messages: u32) -> Result<(u64, Vec<u64>), String> {
+    let mut command = Command::new("valgrind");
+    command
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect=*measured_{part}*"))
+        .arg(program)
+        .args([size.to_string(), messages.to_string()])
+        .stdin(Stdio::null());
+    let line = process::shown(&command);
+    let output = command.output().map_err(|error| format!("`{line}` could not be started: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("`{line}` ended with {}:\n{said}", output.status));
+    }
+    let collected = said.lines().find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok());
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let packets: Vec<u64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match collected {
+        Some(collected) if packets.len() == PARTS.len() => Ok((collected, packets)),
+        _ => Err(format!("`{line}` printed nothing to count:\n{printed}{said}")),
+    }
+}
+
+/// Where cargo puts what it builds.
+fn target_folder() -> Result<PathBuf, String> {
+    let text = process::output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--quiet"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
+    Ok(metadata["target_directory"].as_str().map_or_else(|| root().join("target"), PathBuf::from))
 }

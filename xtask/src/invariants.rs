@@ -135,8 +135,8 @@ pub fn check() -> Outcome {
 }
 
 fn names(file: &SourceFile) -> Option<String> {
-    let parts = file.path.split('/').map(|part| part.split('.').next().unwrap_or(part));
-    let empty = parts.filter(|part| EMPTY_NAMES.contains(part)).next_back()?;
+    let mut parts = file.path.split('/').map(|part| part.split('.').next().unwrap_or(part));
+    let empty = parts.rfind(|part| EMPTY_NAMES.contains(part))?;
     Some(format!("{}: a file or folder is called by the thing inside, not `{empty}`", file.path))
 }
 

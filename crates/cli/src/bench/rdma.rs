@@ -1,9 +1,9 @@
 //! What is measured: one RC queue pair over loopback, as `ib_write_bw`, `ib_write_lat` and `ib_send_lat` do it.
 
-use crate::demo::endpoint::{Endpoint, Side, blank, succeeded};
+use crate::demo::endpoint::{Endpoint, Side, succeeded};
 use crate::demo::exchange::PeerInfo;
 use crate::failure::{During, Failure};
-use scalefabric_verbs::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+use scalefabric_verbs::{RecvWr, SendFlags, SendOp, SendWr, Sge, WorkCompletion};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ impl<'a> Connection<'a> {
 
     /// Takes send completions; gives how many.
     fn reap(&self) -> Result<usize, Failure> {
-        let mut done = [blank(); 16];
+        let mut done = [WorkCompletion::default(); 16];
         let count = self.endpoint.send_cq.poll(&mut done).during(|| "poll the send CQ")?;
         for completion in &done[..count] {
             succeeded(completion, "bench")?;
@@ -104,7 +104,7 @@ impl<'a> Connection<'a> {
 
     /// Takes one receive completion and posts the receive again.
     fn received(&self) -> Result<bool, Failure> {
-        let mut done = [blank()];
+        let mut done = [WorkCompletion::default()];
         if self.endpoint.recv_cq.poll(&mut done).during(|| "poll the receive CQ")? == 0 {
             return Ok(false);
         }

@@ -7,8 +7,7 @@ use crate::demo::step::{MAX_SLOTS, Transport};
 use crate::failure::{During, Failure};
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, Mtu, ProtectionDomain, Psn,
-    QKey, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, Qpn, QueuePair, RKey, WcFlags, WcOpcode, WcStatus,
-    WorkCompletion,
+    QKey, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, Qpn, QueuePair, RKey, WcStatus, WorkCompletion,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -276,22 +275,4 @@ pub fn succeeded(completion: &WorkCompletion, what: impl std::fmt::Display) -> R
     };
     let (status, qpn) = (completion.status, completion.qp_num);
     Err(Failure::failed(format!("{what}: completion of QP {qpn} has status {status:?}: {hint}")))
-}
-
-/// An empty place for a completion.
-pub fn blank() -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::Success,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        imm: 0,
-        invalidated_rkey: RKey(0),
-        qp_num: Qpn::new(0),
-        src_qp: Qpn::new(0),
-        flags: WcFlags::empty(),
-        pkey_index: 0,
-        sl: 0,
-    }
 }

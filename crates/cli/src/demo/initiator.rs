@@ -2,13 +2,13 @@
 //! one operation and size; nothing that prepares or compares bytes is inside the measured time.
 
 use crate::demo::atomics;
-use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, blank, succeeded};
+use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, succeeded};
 use crate::demo::event::{Event, Measured, Reporter};
 use crate::demo::exchange::{Link, Message, PeerInfo, VERSION, Verdict, unexpected};
 use crate::demo::pattern;
 use crate::demo::step::{GRH_BYTES, Operation, Row, Step, Transport};
 use crate::failure::{During, Failure};
-use scalefabric_verbs::{QKey, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress, WcFlags};
+use scalefabric_verbs::{QKey, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress, WcFlags, WorkCompletion};
 use std::time::{Duration, Instant};
 
 /// Work requests posted with one call.
@@ -345,7 +345,7 @@ impl<'a> Requests<'a> {
 
     /// Waits until more messages are done than `done`; gives how many.
     fn wait_beyond(&self, done: u32) -> Result<u32, Failure> {
-        let mut completions = [blank(); 16];
+        let mut completions = [WorkCompletion::default(); 16];
         let mut beyond = done;
         let deadline = Instant::now() + COMPLETION_LIMIT;
         let mut polls = 0u32;
@@ -373,7 +373,7 @@ impl<'a> Requests<'a> {
 
     /// Waits for the target's answer to a window; false if it does not come in time.
     fn wait_credit(&self, window: u32, deadline: Instant) -> Result<bool, Failure> {
-        let mut completions = [blank(); 4];
+        let mut completions = [WorkCompletion::default(); 4];
         loop {
             let count = self.endpoint.recv_cq.poll(&mut completions).during(|| "poll the receive CQ")?;
             for completion in &completions[..count] {

@@ -2,7 +2,7 @@
 //! has sent everything, and then compares every byte that arrived.
 
 use crate::demo::atomics;
-use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, blank, succeeded};
+use crate::demo::endpoint::{Endpoint, SMALL_SLOT, Side, succeeded};
 use crate::demo::exchange::{Link, Message, PeerInfo, Verdict, unexpected};
 use crate::demo::pattern::{self, Mismatch};
 use crate::demo::step::{GRH_BYTES, Operation, Step, Transport};
@@ -142,7 +142,7 @@ impl<'a> Target<'a> {
     /// Polls until the initiator has sent everything and everything that must arrive has.
     fn drive(&mut self, endpoint: &Endpoint, peer: &PeerInfo, step: &Step) -> Result<Vec<Arrival>, Failure> {
         let mut arrivals = Vec::with_capacity(step.count as usize);
-        let mut completions = [blank(); 16];
+        let mut completions = [WorkCompletion::default(); 16];
         let mut all_sent = None;
         let mut last = Instant::now();
         let started = last;
@@ -232,7 +232,7 @@ impl<'a> Target<'a> {
     }
 
     fn answer(&self, endpoint: &Endpoint, peer: &PeerInfo, window: u32) -> Result<(), Failure> {
-        let mut done = [blank(); 8];
+        let mut done = [WorkCompletion::default(); 8];
         // Signaled, so that the send queue never fills with what nobody retires.
         while endpoint.send_cq.poll(&mut done).during(|| "poll the send CQ")? == done.len() {}
         let mut credit = SendWr::new(CREDIT, SendOp::SendWithImm { imm: window });
