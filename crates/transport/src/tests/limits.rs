@@ -78,13 +78,15 @@ fn a_rate_spreads_packets_in_time() {
 #[test]
 fn at_a_pace_slower_than_the_ack_timer_every_packet_asks() {
     // 16 packets of 1152 bytes at 1 Mb/s take 147 ms; timeout code 14 is 67 ms.
-    let mut d = Dialogue::rc(|attr| attr.rate_limit = 1000);
+    let mut d = Dialogue::rc(|_| ());
+    d.side.qp.ctx.attr.rate_limit = 1000;
     d.side.host.now = crate::Time(1_000_000_000);
     d.post(1, WRITE, 4096);
     d.side.transmit(100);
     assert_eq!(asks(&d.side.host.wire.drain(..).collect::<alloc::vec::Vec<_>>()), [true; 4]);
     // At 10 Mb/s they take 15 ms, and the interval is kept.
-    let mut d = Dialogue::rc(|attr| attr.rate_limit = 10_000);
+    let mut d = Dialogue::rc(|_| ());
+    d.side.qp.ctx.attr.rate_limit = 10_000;
     d.side.host.now = crate::Time(1_000_000_000);
     d.post(1, WRITE, 4096);
     d.side.transmit(100);
