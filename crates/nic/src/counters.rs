@@ -54,6 +54,13 @@ impl PortCounters {
         self.drops[reason as usize].fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Adds everything to another block and starts at zero again.
+    pub fn move_to(&self, other: &Self) {
+        for (from, to) in self.counters.iter().zip(&other.counters).chain(self.drops.iter().zip(&other.drops)) {
+            to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     /// Name and value of everything, counters first, in the order of their tables.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counters = Counter::ALL.iter().map(|&c| (c.label(), self.counter(c)));

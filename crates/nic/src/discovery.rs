@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use scalefabric_verbs::{DeviceInfo, Errno, Gid, Mtu, PortState, VerbsError};
+use scalefabric_verbs::{DeviceInfo, Errno, Mtu, PortState, VerbsError};
 
 use crate::netlink::Interface;
 use crate::options::{Options, PortOptions};
@@ -177,26 +177,6 @@ pub fn find(plans: Vec<DevicePlan>, name: &str) -> Result<DevicePlan, VerbsError
     })
 }
 
-/// Lays wanted GIDs over a table: those that are there stay, those that are no longer wanted leave their slot empty, new
-/// ones take the first slot that is empty and not in use. Returns what found no room.
-pub fn merge_gids(table: &mut [Gid], wanted: &[Gid], in_use: impl Fn(usize) -> bool) -> Vec<Gid> {
-    for slot in table.iter_mut().filter(|slot| !slot.is_zero() && !wanted.contains(slot)) {
-        *slot = Gid::ZERO;
-    }
-    let mut homeless = Vec::new();
-    for &gid in wanted {
-        if table.contains(&gid) {
-            continue;
-        }
-        let free = table.iter().enumerate().position(|(i, slot)| slot.is_zero() && !in_use(i));
-        match free {
-            Some(index) => table[index] = gid,
-            None => homeless.push(gid),
-        }
-    }
-    homeless
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,17 +264,5 @@ mod tests {
         down[1].oper_state = 2;
         assert_eq!(facts(&plan, &down).state, PortState::Down);
         assert_eq!(facts(&plan, &[]).state, PortState::Down);
-    }
-
-    #[test]
-    fn indexes_stay_and_slots_in_use_are_not_given_away() {
-        let gid = |n: u8| Gid::from_ip(std::net::Ipv4Addr::new(10, 0, 0, n).into());
-        let mut table = vec![Gid::ZERO; 3];
-        assert!(merge_gids(&mut table, &[gid(1), gid(2)], |_| false).is_empty());
-        assert!(merge_gids(&mut table, &[gid(3), gid(2)], |i| i == 0).is_empty());
-        assert_eq!(table, [Gid::ZERO, gid(2), gid(3)]);
-        assert_eq!(merge_gids(&mut table, &[gid(2), gid(3), gid(4)], |i| i == 0), [gid(4)]);
-        assert!(merge_gids(&mut table, &[gid(2), gid(3), gid(4)], |_| false).is_empty());
-        assert_eq!(table, [gid(4), gid(2), gid(3)]);
     }
 }

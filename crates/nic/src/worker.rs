@@ -2,9 +2,22 @@
 //! sockets, a wake-up descriptor and the engine's next deadline, so that a passive target (a process that never calls
 //! the library) stays readable and writable, and an idle one costs nothing.
 //!
-//! It knows the engine only through [`Drive`].
+//! It knows the engine only through [`Drive`], and the process's other duties only through [`Duty`].
+//!
+//! Three ways to pass the time. **Driving**: it turns the engine, and spins a little while there is something to do.
+//! **Blocked**: nothing happened for a while; it sleeps on everything. **Aside**: callers poll so fast that its help would
+//! only take their lock and their processor; it looks every millisecond whether they still do, and sleeps on nothing else.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 
 use scalefabric_transport::Time;
+
+use crate::clock;
+use crate::engine::drive::Kick;
 
 /// How a turn went, as the worker needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -20,7 +33,472 @@ pub trait Drive: Send + Sync {
     /// Takes the engine's lock and one turn.
     fn turn(&self, now: Time) -> Turned;
 
-    /// Turns taken by callers of the library (not by the worker) since the start. While it moves, the worker keeps out
+    /// Turns taken by callers of the library (not by the worker) since the start. While it moves fast, the worker keeps out
     /// of the way.
     fn caller_turns(&self) -> u64;
+}
+
+/// Something whose readiness means work for the engine: a port's sockets.
+pub trait Source: Send + Sync {
+    /// Readable when there is work.
+    fn fd(&self) -> RawFd;
+
+    /// It was readable: the next turn must look at all of it.
+    fn woken(&self);
+}
+
+/// What the thread does beside driving: the shared device's business.
+pub trait Duty: Send + Sync {
+    /// Readable when there is something to do.
+    fn fd(&self) -> RawFd;
+
+    /// Does it. Called from the worker only.
+    fn serve(&self, now: Time);
+
+    /// When to serve even if the descriptor stays silent.
+    fn deadline(&self) -> Option<Time>;
+}
+
+/// Nothing happened for this long: the worker blocks, ns. A spin costs less than the 5 to 6 µs of a wake-up, and on two
+/// cores a thread that spins longer takes the processor from somebody.
+const SPIN_NS: u64 = 20_000;
+/// How often the worker looks whether callers still poll, ns.
+const ASIDE_NS: u64 = 1_000_000;
+/// Callers poll if they turn the engine at least this often in a look …
+const POLLING_TURNS: u64 = 16;
+/// … and at least once in this time on average, ns.
+const POLLING_NS: u64 = 50_000;
+
+const NEVER: u64 = u64::MAX;
+
+#[derive(Debug)]
+struct Shared {
+    wake: OwnedFd,
+    stop: AtomicBool,
+    /// The earliest time that a kick asked for.
+    asked: AtomicU64,
+    /// Until when the worker sleeps; 0 while it is awake.
+    asleep_until: AtomicU64,
+    /// Turns that the worker took, and times it slept: for tests and for the curious.
+    turns: AtomicU64,
+    sleeps: AtomicU64,
+}
+
+impl Shared {
+    fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: eight readable bytes. A full counter (EAGAIN) is as good as a written one.
+        unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    fn quiet(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight writable bytes; the descriptor does not block.
+        unsafe { libc::read(self.wake.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    fn ask(&self, at: u64) {
+        self.asked.fetch_min(at, Ordering::AcqRel);
+        // Against the worker's fence: either it sees `asked`, or we see that it sleeps.
+        fence(Ordering::SeqCst);
+        if self.asleep_until.load(Ordering::Relaxed) > at {
+            self.ring();
+        }
+    }
+}
+
+/// The progress thread. Dropping it ends it.
+#[derive(Debug)]
+pub struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts the thread. It ends by itself when `drive` is gone. With `driving` false it only does its duty.
+    pub fn start(
+        name: &str,
+        drive: Weak<dyn Drive>,
+        sources: Vec<Arc<dyn Source>>,
+        duty: Option<Arc<dyn Duty>>,
+        driving: bool,
+    ) -> io::Result<Self> {
+        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
+        let wake = unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let shared = Arc::new(Shared {
+            wake,
+            stop: AtomicBool::new(false),
+            asked: AtomicU64::new(NEVER),
+            asleep_until: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+        });
+        let mut aside = Poller::new()?;
+        let mut everything = Poller::new()?;
+        for poller in [&mut aside, &mut everything] {
+            poller.add(shared.wake.as_raw_fd(), WAKE)?;
+            if let Some(duty) = &duty {
+                poller.add(duty.fd(), DUTY)?;
+            }
+        }
+        if driving {
+            for (index, source) in sources.iter().enumerate() {
+                everything.add(source.fd(), SOURCE + index as u64)?;
+            }
+        }
+        let thread = Thread { shared: shared.clone(), drive, sources, duty, driving, aside, everything };
+        // The application's signals are none of this thread's business: it is born with all of them blocked.
+        let name = format!("sf-{name}").chars().take(15).collect();
+        let spawned = with_signals_blocked(|| std::thread::Builder::new().name(name).spawn(move || thread.run()));
+        Ok(Self { shared, thread: Some(spawned?) })
+    }
+
+    /// What wakes the worker.
+    pub fn kick(&self) -> impl Kick + use<> {
+        Kicker(self.shared.clone())
+    }
+
+    /// Turns that the worker took since the start.
+    pub fn turns(&self) -> u64 {
+        self.shared.turns.load(Ordering::Relaxed)
+    }
+
+    /// Times that it went to sleep, a look from aside included.
+    pub fn sleeps(&self) -> u64 {
+        self.shared.sleeps.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ring();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Kicker(Arc<Shared>);
+
+impl Kick for Kicker {
+    fn kick(&self, at: Time) {
+        self.0.ask(at.0);
+    }
+}
+
+fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: both sets are valid and of this thread; the old mask is put back.
+    unsafe {
+        let (mut all, mut old) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let result = f();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        result
+    }
+}
+
+const WAKE: u64 = 0;
+const DUTY: u64 = 1;
+const SOURCE: u64 = 2;
+const EVENTS: usize = 16;
+
+/// An epoll instance.
+struct Poller(OwnedFd);
+
+impl Poller {
+    fn new() -> io::Result<Self> {
+        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
+        unsafe {
+            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(OwnedFd::from_raw_fd(fd))) }
+        }
+    }
+
+    fn add(&mut self, fd: RawFd, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        // SAFETY: the event is valid; the kernel checks the descriptors.
+        let done = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sleeps at most `ns` (`NEVER`: without end); calls `each` with what is ready.
+    fn wait(&self, ns: u64, mut each: impl FnMut(u64)) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        let timeout = libc::timespec {
+            tv_sec: (ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+        };
+        let timeout_ptr = if ns == NEVER { std::ptr::null() } else { &raw const timeout };
+        // SAFETY: events and timeout are valid; a null signal mask changes nothing.
+        let mut n = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.0.as_raw_fd(),
+                events.as_mut_ptr(),
+                EVENTS as libc::c_int,
+                timeout_ptr,
+                std::ptr::null::<libc::sigset_t>(),
+                0usize,
+            )
+        } as libc::c_int;
+        if n < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+            // Kernels before 5.11: milliseconds, rounded up.
+            let ms = if ns == NEVER { -1 } else { ns.div_ceil(1_000_000).min(i32::MAX as u64) as libc::c_int };
+            // SAFETY: events is valid for its length.
+            n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS as libc::c_int, ms) };
+        }
+        for event in &events[..n.max(0) as usize] {
+            each(event.u64);
+        }
+    }
+}
+
+struct Thread {
+    shared: Arc<Shared>,
+    drive: Weak<dyn Drive>,
+    sources: Vec<Arc<dyn Source>>,
+    duty: Option<Arc<dyn Duty>>,
+    driving: bool,
+    aside: Poller,
+    everything: Poller,
+}
+
+/// What callers have done since the last look.
+struct Callers {
+    turns: u64,
+    at: Time,
+}
+
+impl Callers {
+    /// True if callers poll so fast that nobody else needs to.
+    fn poll(&mut self, drive: &dyn Drive, now: Time) -> bool {
+        let turns = drive.caller_turns();
+        let done = turns.wrapping_sub(self.turns);
+        let elapsed = now.since(self.at);
+        (self.turns, self.at) = (turns, now);
+        done >= POLLING_TURNS && elapsed / done < POLLING_NS
+    }
+}
+
+impl Thread {
+    fn run(self) {
+        let mut callers = Callers { turns: 0, at: clock::now() };
+        let mut busy_at = clock::now();
+        let mut aside = false;
+        while !self.shared.stop.load(Ordering::Acquire) {
+            // The strong reference must not be kept while asleep: the engine's last user would wait for us.
+            let Some(drive) = self.drive.upgrade() else { return };
+            let now = clock::now();
+            // A kick that is due means that a caller is going to sleep, or a deadline that callers have left to us.
+            let asked = self.shared.asked.load(Ordering::Acquire) <= now.0;
+            if aside && !asked && callers.poll(&*drive, now) {
+                drop(drive);
+                self.sleep(&self.aside, now.after(ASIDE_NS), now);
+                continue;
+            }
+            aside = false;
+            if !self.driving {
+                drop(drive);
+                self.sleep(&self.everything, Time(NEVER), now);
+                continue;
+            }
+            self.shared.asked.store(NEVER, Ordering::Release);
+            let turned = drive.turn(now);
+            self.shared.turns.fetch_add(1, Ordering::Relaxed);
+            let now = clock::now();
+            if turned.busy {
+                busy_at = now;
+                // A poller that shares the engine with us is better off alone; one that sleeps is not.
+                if now.since(callers.at) > ASIDE_NS {
+                    aside = callers.poll(&*drive, now);
+                }
+                continue;
+            }
+            let deadline = turned.deadline.unwrap_or(Time(NEVER));
+            if now.since(busy_at) < SPIN_NS || deadline <= now {
+                std::hint::spin_loop();
+                continue;
+            }
+            let before = Callers { turns: drive.caller_turns(), at: now };
+            drop(drive);
+            self.sleep(&self.everything, deadline, now);
+            busy_at = clock::now();
+            callers = before;
+            aside = match self.drive.upgrade() {
+                Some(drive) => Callers { ..callers }.poll(&*drive, busy_at),
+                None => return,
+            };
+        }
+    }
+
+    /// Sleeps until something is ready, somebody kicks, or `until`. Does the duty when it is due.
+    fn sleep(&self, poller: &Poller, until: Time, now: Time) {
+        let duty_at = self.duty.as_ref().and_then(|d| d.deadline()).map_or(NEVER, |t| t.0);
+        let until = until.0.min(duty_at);
+        self.shared.asleep_until.store(until, Ordering::Release);
+        // Against the fence of `ask`.
+        fence(Ordering::SeqCst);
+        let until = until.min(self.shared.asked.load(Ordering::Relaxed));
+        let mut duty = false;
+        if until > now.0 && !self.shared.stop.load(Ordering::Acquire) {
+            self.shared.sleeps.fetch_add(1, Ordering::Relaxed);
+            let ns = if until == NEVER { NEVER } else { until - now.0 };
+            poller.wait(ns, |token| match token {
+                WAKE => self.shared.quiet(),
+                DUTY => duty = true,
+                source => {
+                    if let Some(source) = self.sources.get((source - SOURCE) as usize) {
+                        source.woken();
+                    }
+                }
+            });
+        }
+        self.shared.asleep_until.store(0, Ordering::Release);
+        if let Some(d) = &self.duty
+            && (duty || duty_at <= clock::now().0)
+        {
+            d.serve(clock::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::Mutex;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// An engine that notes when it was turned.
+    #[derive(Default)]
+    struct Toy {
+        turns: AtomicU64,
+        caller_turns: AtomicU64,
+        deadline: Mutex<Option<Time>>,
+        socket: Option<UnixDatagram>,
+        taken: AtomicU64,
+    }
+
+    impl Drive for Toy {
+        fn turn(&self, now: Time) -> Turned {
+            self.turns.fetch_add(1, Ordering::SeqCst);
+            let mut deadline = self.deadline.lock().unwrap();
+            if deadline.is_some_and(|at| at <= now) {
+                *deadline = None;
+            }
+            let mut bytes = [0; 8];
+            let got = self.socket.as_ref().is_some_and(|s| s.recv(&mut bytes).is_ok());
+            self.taken.fetch_add(u64::from(got), Ordering::SeqCst);
+            Turned { busy: got, deadline: *deadline }
+        }
+
+        fn caller_turns(&self) -> u64 {
+            self.caller_turns.load(Ordering::SeqCst)
+        }
+    }
+
+    struct Ready(RawFd);
+
+    impl Source for Ready {
+        fn fd(&self) -> RawFd {
+            self.0
+        }
+        fn woken(&self) {}
+    }
+
+    fn start(toy: &Arc<Toy>) -> Worker {
+        let sources = toy.socket.iter().map(|s| Arc::new(Ready(s.as_raw_fd())) as Arc<dyn Source>).collect();
+        let drive: Arc<dyn Drive> = toy.clone();
+        Worker::start("test", Arc::downgrade(&drive), sources, None, true).unwrap()
+    }
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn an_idle_worker_sleeps_without_end() {
+        let toy = Arc::new(Toy::default());
+        let worker = start(&toy);
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+        let turns = worker.turns();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!((worker.turns(), worker.sleeps()), (turns, 1));
+    }
+
+    #[test]
+    fn a_datagram_wakes_the_worker_and_is_taken() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let toy = Arc::new(Toy { socket: Some(theirs), ..Toy::default() });
+        let worker = start(&toy);
+        for n in 1..=3 {
+            until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+            ours.send(b"x").unwrap();
+            until("the datagram was not taken", || toy.taken.load(Ordering::SeqCst) == n);
+        }
+    }
+
+    #[test]
+    fn a_deadline_and_an_earlier_kick_are_kept() {
+        let toy = Arc::new(Toy::default());
+        *toy.deadline.lock().unwrap() = Some(clock::now().after(30_000_000));
+        let worker = start(&toy);
+        until("the deadline was missed", || toy.deadline.lock().unwrap().is_none());
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+        let at = clock::now().after(5_000_000);
+        *toy.deadline.lock().unwrap() = Some(at);
+        worker.kick().kick(at);
+        until("the kick was missed", || toy.deadline.lock().unwrap().is_none());
+    }
+
+    #[test]
+    fn the_worker_stands_aside_while_callers_poll_and_takes_over_when_they_stop() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let toy = Arc::new(Toy { socket: Some(theirs), ..Toy::default() });
+        let worker = start(&toy);
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    toy.caller_turns.fetch_add(1, Ordering::SeqCst);
+                    std::hint::spin_loop();
+                }
+            });
+            std::thread::sleep(Duration::from_millis(5));
+            ours.send(b"x").unwrap();
+            // Awake once, it sees the pollers and from then on only looks.
+            until("it does not look from aside", || worker.sleeps() > 10);
+            stop.store(true, Ordering::SeqCst);
+        });
+        until("it did not take over", || toy.taken.load(Ordering::SeqCst) == 1);
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+    }
+
+    #[test]
+    fn the_worker_ends_with_its_engine() {
+        let toy = Arc::new(Toy::default());
+        let worker = start(&toy);
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+        drop(toy);
+        worker.kick().kick(Time(0));
+        until("it does not end", || worker.thread.as_ref().unwrap().is_finished());
+    }
 }

@@ -172,6 +172,16 @@ impl Sockets {
     }
 }
 
+impl crate::worker::Source for Sockets {
+    fn fd(&self) -> RawFd {
+        self.wait_fd()
+    }
+
+    fn woken(&self) {
+        self.look_everywhere();
+    }
+}
+
 /// A receive socket of the port.
 #[derive(Debug)]
 struct Receiver {

@@ -1,1 +1,4 @@
 //! The shared device (D1): the processes of one user in one network namespace are members of one device.
+
+pub mod holder;
+pub mod segment;
