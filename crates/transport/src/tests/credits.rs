@@ -15,18 +15,18 @@ fn without_credits_one_packet_at_a_time_finds_out() {
     d.post(1, WqeOp::Send, 8);
     d.sends();
     d.answers(0, Syndrome::Ack(0));
-    d.post(2, WqeOp::Send, 2000);
+    d.post(2, WqeOp::Send, 4000);
     d.post(3, WqeOp::Send, 8);
     let probe = d.sends();
     assert_eq!(probe.len(), 1);
     assert!(probe[0].headers.bth.ack_req);
     assert_eq!(d.sends(), []);
-    // Its message has its receive now; the next one has not.
+    // Its message has its receive now, and all of it may go; the next one has not.
     d.answers(1, Syndrome::Ack(0));
-    assert_eq!(d.sends_named(), [("SEND LAST", 2)]);
-    d.answers(2, Syndrome::Ack(1));
-    assert_eq!(d.sends_named(), [("SEND ONLY", 3)]);
-    d.answers(3, Syndrome::Ack(0));
+    assert_eq!(d.sends_named(), [("SEND MIDDLE", 2), ("SEND MIDDLE", 3), ("SEND LAST", 4)]);
+    d.answers(4, Syndrome::Ack(1));
+    assert_eq!(d.sends_named(), [("SEND ONLY", 5)]);
+    d.answers(5, Syndrome::Ack(0));
     assert_eq!(d.completions(), [(1, Success), (2, Success), (3, Success)]);
 }
 

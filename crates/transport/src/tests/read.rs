@@ -68,6 +68,24 @@ fn a_lost_response_packet_is_asked_for_from_the_middle() {
 }
 
 #[test]
+fn each_of_two_losses_is_found_without_the_timer() {
+    let mut d = Dialogue::rc(|_| ());
+    d.post(1, READ, 4096);
+    d.sends();
+    full(&mut d, First, 0);
+    full(&mut d, Middle, 2);
+    assert_eq!(d.sends_named(), [("RDMA READ Request", 1)]);
+    full(&mut d, First, 1);
+    full(&mut d, Last, 3);
+    assert_eq!(d.sends_named(), [("RDMA READ Request", 2)]);
+    full(&mut d, First, 2);
+    full(&mut d, Last, 3);
+    assert_eq!(d.completions(), [(1, Success)]);
+    assert_eq!(d.side.host.counter(Counter::ImpliedNaks), 2);
+    assert_eq!(d.side.host.counter(Counter::AckTimeouts), 0);
+}
+
+#[test]
 fn a_late_original_may_take_the_place_of_the_repeated_one() {
     let mut d = Dialogue::rc(|_| ());
     d.post(1, READ, 3072);
