@@ -49,6 +49,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/netlink.rs",
             "crates/nic/src/worker.rs",
             "crates/nic/src/provider.rs",
+            "crates/nic/src/post.rs",
             "crates/nic/tests/",
             "crates/cli/src/bench/datagram.rs",
             "crates/tests/",
