@@ -36,11 +36,11 @@ use target::Target;
 /// Sizes without `--size`: a word, a page, a train of packets, many trains.
 const SIZES: &[u32] = &[8, 4096, 65536, 1 << 20];
 
-/// Local ACK timeout, 4.096 µs x 2^14 = 67 ms: longer than a busy machine lets a process wait.
-const ACK_TIMEOUT: u8 = 14;
+/// Local ACK timeout, 4.096 µs x 2^16 = 268 ms: longer than a busy machine lets a process wait.
+const ACK_TIMEOUT: u8 = 16;
 
-/// The same with faults, 4.096 µs x 2^12 = 17 ms: lost tails are seen earlier, and 7 retries still last long enough.
-const ACK_TIMEOUT_WITH_FAULTS: u8 = 12;
+/// The same with faults, 4.096 µs x 2^13 = 34 ms: a lost tail is seen earlier, and 7 retries still last long enough.
+const ACK_TIMEOUT_WITH_FAULTS: u8 = 13;
 
 /// Two processes on this machine move data by RDMA and compare every byte.
 #[derive(Args, Clone, Debug)]
@@ -70,7 +70,7 @@ pub struct Options {
     /// Only this transport; may be repeated
     #[arg(long, value_name = "RC|UC|UD", value_parser = parse_transport)]
     pub transport: Vec<Transport>,
-    /// Faults on the wire: drop, duplicate, reorder, corrupt, delay, ce, as in drop=1%; may be repeated
+    /// Faults on the wire: drop, dup, reorder, corrupt, delay, ce, as in drop=1% or drop packet=17; may be repeated
     #[arg(long, value_name = "KIND=RATE")]
     pub fault: Vec<String>,
     /// Seed of the faults and of the bytes
