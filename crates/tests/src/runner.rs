@@ -161,6 +161,7 @@ impl Runner<'_> {
             | Statement::State { .. }
             | Statement::Query { .. }
             | Statement::Nothing
+            | Statement::Silent { .. }
             | Statement::Completion { .. }
             | Statement::Event { .. }
             | Statement::Memory { .. }

@@ -660,7 +660,7 @@ impl Stage for TransportStage {
             Vec::new()
         };
         self.world.queues[qp].sends.push((wqe, wr.pieces.clone(), inline, wr.bind));
-        if state == QpState::Err {
+        if matches!(state, QpState::Err | QpState::Sqe) {
             self.with(qp, |qp, view| qp.flush(view));
         }
         Ok(())

@@ -37,6 +37,15 @@ impl Runner<'_> {
                 self.expect_packet(from, to, *opcode, fields, *at, fate)
             }
             Statement::Nothing => self.quiet("nothing should happen"),
+            Statement::Silent { qp } => {
+                let node = self.actor(qp)?.node;
+                match self.pending.iter().find(|(n, _)| *n == node) {
+                    None => Ok(()),
+                    Some((node, packet)) => {
+                        Err(format!("{qp} should be silent:\n  + {}", self.describe(*node, packet)))
+                    }
+                }
+            }
             Statement::Completion { target, queue, spec } => self.expect_completion(target, *queue, spec),
             Statement::Event { target, event } => {
                 let subject = self.subject(target)?;

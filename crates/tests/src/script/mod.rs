@@ -208,6 +208,8 @@ pub enum Statement {
     At { ns: u64, relative: bool },
     /// `nothing`.
     Nothing,
+    /// `silent A`: A has sent nothing that was not mentioned.
+    Silent { qp: String },
     /// `wc A send wr=1 SUCCESS …`.
     Completion { target: String, queue: Queue, spec: WcSpec },
     /// `event A COMM_EST`.

@@ -147,6 +147,7 @@ fn statement(line: usize, text: &str) -> Result<Statement, ScriptError> {
             }
         }
         "nothing" => Statement::Nothing,
+        "silent" => Statement::Silent { qp: words.bare("a QP")? },
         "wc" => completion(&mut words)?,
         "event" => Statement::Event { target: words.bare("a QP, SRQ or node")?, event: event(&mut words)? },
         "memory" => memory(&mut words)?,
