@@ -394,7 +394,7 @@ impl Nic {
         let doorbells = self.doorbells.clone();
         doorbells.take(|qp| {
             let Some(entry) = self.qps.get(usize::from(qp)) else { return };
-            if entry.transport.state() == QpState::Err {
+            if matches!(entry.transport.state(), QpState::Err | QpState::Sqe) {
                 self.with_qp(qp, now, memory, Some(&*ports), |entry, host| entry.transport.flush(host));
             } else {
                 self.run.push(qp);

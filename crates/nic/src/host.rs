@@ -284,7 +284,11 @@ impl Host for QpHost<'_, '_> {
         if let Some((_, true)) = taken {
             self.fabric.push_event(EventType::SrqLimitReached, EventSubject::SharedReceiveQueue(srqn));
         }
-        Ok(taken.map(|(wqe, _)| wqe))
+        let wqe = taken.map(|(wqe, _)| wqe);
+        if wqe.is_some() {
+            self.side.srq_taken = wqe;
+        }
+        Ok(wqe)
     }
 
     fn scatter_recv(&mut self, wqe: &RecvWqe, offset: u32, data: &[u8]) -> Result<(), LocalFault> {
@@ -311,6 +315,7 @@ impl Host for QpHost<'_, '_> {
             Some(srqn) => {
                 if let Some(srq) = self.fabric.srqs.get(srqn.get() as usize & 0xffff) {
                     srq.ring.free(wqe.slot);
+                    self.side.srq_taken = None;
                     // Receives of an XRC SRQ complete on the SRQ's CQ (annex A14), others on the QP's.
                     cq = srq.xrc.map_or(cq, |x| x.1);
                 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use scalefabric_transport::{self as transport, Counter, DropReason, Time};
+use scalefabric_transport::{self as transport, Counter, DropReason, RecvWqe, Time};
 use scalefabric_verbs::limit::{DeviceLimits, check_ah, check_values};
 use scalefabric_verbs::state::check_modify;
 use scalefabric_verbs::{
@@ -203,6 +203,7 @@ impl Nic {
                     routes: [Route::none(); 2],
                     port_num: 1,
                     held_gids: [None; 2],
+                    srq_taken: None,
                     cq_overrun: false,
                 },
                 touched: false,
@@ -290,6 +291,11 @@ impl Nic {
             self.fabric.tables.release_gid(port_num, index);
         }
         side.routes = [Route::none(); 2];
+        if let Some(RecvWqe { slot, srq: Some(srqn), .. }) = side.srq_taken.take()
+            && let Some(srq) = self.fabric.srqs.get(srqn.get() as usize & 0xffff)
+        {
+            srq.ring.free(slot);
+        }
         for cq in [side.send_cq, side.recv_cq] {
             if let Some(cq) = self.fabric.cqs.get(cq as usize) {
                 cq.producer.ring().forget_qp(side.shared.qpn);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use scalefabric_transport::{self as transport, Time};
+use scalefabric_transport::{self as transport, RecvWqe, Time};
 use scalefabric_verbs::{AddressVector, QpCap, QpState, QpType, Qpn, Srqn};
 use scalefabric_wire::icrc::Flow;
 
@@ -124,6 +124,8 @@ pub struct QpSide {
     pub port_num: u8,
     /// GID slots that it holds: port and index.
     pub held_gids: [Option<(u8, u8)>; 2],
+    /// The SRQ's WQE that a message in progress has taken: it goes back to the SRQ's free slots if the QP is reset.
+    pub srq_taken: Option<RecvWqe>,
     /// A completion of this QP met a full CQ.
     pub cq_overrun: bool,
 }

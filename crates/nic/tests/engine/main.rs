@@ -1,0 +1,17 @@
+//! The shipped engine over a wire in memory, in virtual time: what an application sees through the verbs. Each test is a
+//! dialogue of a few NICs; nothing here looks inside the engine.
+
+mod bad_input;
+mod connected;
+mod counters;
+mod datagram;
+mod errors;
+mod events;
+mod lifetime;
+mod loss;
+mod migration;
+mod node;
+mod posting;
+mod shared_recv;
+mod windows;
+mod xrc;
