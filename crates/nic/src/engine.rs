@@ -152,7 +152,7 @@ impl Engine {
         for index in 0..ports.len() {
             progressed |= nic.receive(now, &access, index, ports, budget.receive);
         }
-        nic.take_doorbells(now, &access, ports);
+        nic.take_doorbells();
         nic.run_timers(now, &access, ports);
         progressed |= nic.transmit(now, &access, ports, budget);
         progressed |= nic.flush(ports);
@@ -390,14 +390,11 @@ impl Nic {
         }
     }
 
-    fn take_doorbells(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
-        let doorbells = self.doorbells.clone();
+    fn take_doorbells(&mut self) {
+        let Self { doorbells, qps, run, .. } = self;
         doorbells.take(|qp| {
-            let Some(entry) = self.qps.get(usize::from(qp)) else { return };
-            if matches!(entry.transport.state(), QpState::Err | QpState::Sqe) {
-                self.with_qp(qp, now, memory, Some(&*ports), |entry, host| entry.transport.flush(host));
-            } else {
-                self.run.push(qp);
+            if qps.get(usize::from(qp)).is_some() {
+                run.push(qp);
             }
         });
     }

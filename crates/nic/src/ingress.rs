@@ -56,13 +56,16 @@ pub enum Sorted<'a> {
     Done,
 }
 
+/// Source, destination, source port, and what the ICRCs between them have in common.
+type KnownFlow = (IpAddr, IpAddr, u16, Flow);
+
 /// The state that checking needs: caches, nothing else.
 pub struct Ingress {
     slot: u8,
     solve_ip_ids: bool,
     inverse: InverseCache,
     /// Constants of the ICRCs by source, destination and port: making them costs more than a small packet's CRC.
-    flows: Box<[Option<(IpAddr, IpAddr, u16, Flow)>]>,
+    flows: Box<[Option<KnownFlow>]>,
     handover: Option<Box<dyn Handover>>,
 }
 

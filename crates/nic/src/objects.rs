@@ -25,9 +25,12 @@ pub use shared_receive_queue::SrqObject;
 pub use xrc_domain::XrcdObject;
 
 use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use scalefabric_verbs::VerbsError;
+
+use crate::engine::drive::Core;
 
 /// Whether an object still lives; `destroy` may be called once.
 #[derive(Debug)]
@@ -57,8 +60,28 @@ impl Alive {
     }
 }
 
-/// Our own object behind a trait object, or the error that says whose it is.
-pub(crate) fn ours<'a, T: 'static>(any: &'a dyn Any, what: &str) -> Result<&'a T, VerbsError> {
-    any.downcast_ref()
-        .ok_or_else(|| VerbsError::invalid(format!("the {what} is of another backend: use one of this device")))
+/// An object of a device.
+pub(crate) trait Owned: 'static {
+    /// The NIC that made it.
+    fn core(&self) -> &Arc<Core>;
 }
+
+/// This NIC's object behind a trait object, or the error that says whose it is: numbers of another NIC's objects would
+/// mean something else here.
+pub(crate) fn ours<'a, T: Owned>(core: &Arc<Core>, any: &'a dyn Any, what: &str) -> Result<&'a T, VerbsError> {
+    any.downcast_ref::<T>()
+        .filter(|object| Arc::ptr_eq(object.core(), core))
+        .ok_or_else(|| VerbsError::invalid(format!("the {what} is of another device: use one of this device")))
+}
+
+macro_rules! owned {
+    ($($object:ty),*) => {
+        $( impl Owned for $object {
+            fn core(&self) -> &Arc<Core> {
+                &self.core
+            }
+        } )*
+    };
+}
+
+owned!(ChannelObject, CqObject, SrqObject, XrcdObject);

@@ -52,7 +52,7 @@ pub(crate) fn post_send(
     let mut poster = ring.poster();
     for (index, wr) in chain.iter().enumerate() {
         let mut bytes = [0; MAX_INLINE];
-        let outcome = send_entry(qp, pd, wr, raw, &mut bytes)
+        let outcome = send_entry(core, qp, pd, wr, raw, &mut bytes)
             .map_err(|reason| invalid(index, reason))
             .and_then(|entry| poster.post(&entry).map_err(|refusal| refusal.at(index)));
         match outcome {
@@ -78,6 +78,7 @@ pub(crate) fn post_send(
 
 /// A WR as the ring takes it, or why not.
 fn send_entry<'a>(
+    core: &Core,
     qp: &QpShared,
     pd: PdId,
     wr: &'a SendWr<'_>,
@@ -116,7 +117,7 @@ fn send_entry<'a>(
     let ud = match (qp.qp_type, &wr.ud) {
         (QpType::Ud, Some(to)) => {
             let ah = to.ah.as_any().downcast_ref::<AhObject>().ok_or("the address handle is of another backend")?;
-            if ah.pd() != pd {
+            if ah.pd() != pd || !ah.is_of(core) {
                 return Err("the address handle is of another protection domain");
             }
             if !ah.is_alive() {
@@ -200,6 +201,7 @@ pub(crate) fn bind_mw(
         return Err(VerbsError::invalid(format!("the QP is in {}: take it to RTS before binding", qp.state())));
     }
     bind.access.check_mw()?;
+    let bound = bind_of(bind, MwType::Type1).map_err(VerbsError::invalid)?;
     let entry = SendEntry {
         wr_id,
         op: WqeOp::BindMw,
@@ -207,10 +209,15 @@ pub(crate) fn bind_mw(
         data: SendData::Sges(&[]),
         ud: None,
         xrc_srqn: None,
-        bind: Some(bind_of(bind, MwType::Type1).map_err(VerbsError::invalid)?),
+        bind: Some(bound),
     };
     let mut poster = ring.poster();
     let outcome = poster.post(&entry).map_err(|refusal| VerbsError::misuse(refusal.errno(), refusal.reason()));
+    if outcome.is_ok()
+        && let Some(mw) = bind.mw.as_any().downcast_ref::<MwObject>()
+    {
+        mw.window().set_rkey(bound.rkey);
+    }
     poster.ring_doorbell();
     drop(poster);
     outcome?;

@@ -37,6 +37,10 @@ impl AhObject {
         self.pd.id()
     }
 
+    pub(crate) fn is_of(&self, core: &Core) -> bool {
+        std::ptr::eq(&*self.core, core)
+    }
+
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.is()
     }

@@ -17,7 +17,7 @@ use crate::engine::drive::Core;
 /// A completion queue.
 #[derive(Debug)]
 pub struct CqObject {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     cq_num: u32,
     ring: Arc<CompletionRing>,
     channel: Option<Arc<ChannelShared>>,
@@ -146,7 +146,7 @@ impl ChannelShared {
 #[derive(Debug)]
 pub struct ChannelObject {
     pub(crate) shared: Arc<ChannelShared>,
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
 }
 
 impl ChannelObject {

@@ -183,18 +183,20 @@ impl Context for NicContext {
         }
         let channel = match &channel {
             None => None,
-            Some(channel) => Some(ours::<ChannelObject>(channel.as_any(), "completion channel")?.shared.clone()),
+            Some(channel) => {
+                Some(ours::<ChannelObject>(self.core(), channel.as_any(), "completion channel")?.shared.clone())
+            }
         };
         Ok(CqObject::new(self.core(), cqe, channel)?)
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {
-        Ok(Arc::new(XrcdObject::new(self.device.next_xrcd.fetch_add(1, Ordering::Relaxed))))
+        Ok(Arc::new(XrcdObject::new(self.core(), self.device.next_xrcd.fetch_add(1, Ordering::Relaxed))))
     }
 
     fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        let xrcd = ours::<XrcdObject>(xrcd.as_any(), "XRC domain")?;
-        Ok(Arc::new(QpObject::new_xrc_target(self.core(), &xrcd.0)?))
+        let xrcd = ours::<XrcdObject>(self.core(), xrcd.as_any(), "XRC domain")?;
+        Ok(Arc::new(QpObject::new_xrc_target(self.core(), &xrcd.xrcd)?))
     }
 
     fn async_fd(&self) -> i32 {

@@ -1,7 +1,7 @@
 //! Memory regions and windows as objects; what they are is in `memory/`.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, RKey, VerbsError};
 
@@ -25,8 +25,8 @@ impl MrObject {
         Self { region, pd: Mutex::new(Some(pd)), alive: Alive::new(), _token: token }
     }
 
-    fn set_pd(&self, pd: Option<PdUse>) {
-        *self.pd.lock().unwrap_or_else(PoisonError::into_inner) = pd;
+    fn pd(&self) -> MutexGuard<'_, Option<PdUse>> {
+        self.pd.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -63,11 +63,14 @@ impl MemoryRegion for MrObject {
         access: Option<AccessFlags>,
     ) -> Result<(), VerbsError> {
         self.alive.check("memory region")?;
-        let pd = pd.map(pd_of).transpose()?;
+        let pd = match (pd, &*self.pd()) {
+            (Some(pd), Some(mine)) => Some(pd_of(mine, pd)?),
+            _ => None,
+        };
         // SAFETY: the caller's promise is exactly the one that `reregister` asks for.
         unsafe { self.region.reregister(range, pd.as_ref().map(PdUse::id), access)? };
         if pd.is_some() {
-            self.set_pd(pd);
+            *self.pd() = pd;
         }
         Ok(())
     }
@@ -76,7 +79,7 @@ impl MemoryRegion for MrObject {
         self.alive.check("memory region")?;
         self.region.deregister()?;
         self.alive.end();
-        self.set_pd(None);
+        *self.pd() = None;
         Ok(())
     }
 

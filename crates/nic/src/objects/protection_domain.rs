@@ -9,18 +9,20 @@ use scalefabric_verbs::{
     QueuePair, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
 };
 
+use super::Alive;
 use super::address_handle::{AhObject, answer};
 use super::context::Device;
 use super::memory_region::{MrObject, MwObject};
 use super::queue_pair::QpObject;
 use super::quota::Token;
 use super::shared_receive_queue::SrqObject;
-use super::{Alive, ours};
+use crate::engine::drive::Core;
 use crate::memory::{PdId, Registration};
 
 /// What the objects of a PD hold.
 #[derive(Debug)]
 pub(crate) struct Pd {
+    core: Arc<Core>,
     id: PdId,
     users: AtomicU32,
     alive: Alive,
@@ -58,7 +60,13 @@ pub struct PdObject {
 
 impl PdObject {
     pub(crate) fn new(device: &Arc<Device>, id: u32, token: Token) -> Self {
-        let pd = Pd { id: PdId(id), users: AtomicU32::new(0), alive: Alive::new(), _token: token };
+        let pd = Pd {
+            core: device.core.clone(),
+            id: PdId(id),
+            users: AtomicU32::new(0),
+            alive: Alive::new(),
+            _token: token,
+        };
         Self { device: device.clone(), pd: Arc::new(pd) }
     }
 
@@ -150,7 +158,11 @@ impl ProtectionDomain for PdObject {
     }
 }
 
-/// The PD behind a trait object.
-pub(crate) fn pd_of(pd: &Arc<dyn ProtectionDomain>) -> Result<PdUse, VerbsError> {
-    ours::<PdObject>(pd.as_any(), "protection domain")?.enter()
+/// The PD behind a trait object, which must be of the same device as `pd`.
+pub(crate) fn pd_of(like: &PdUse, pd: &Arc<dyn ProtectionDomain>) -> Result<PdUse, VerbsError> {
+    pd.as_any()
+        .downcast_ref::<PdObject>()
+        .filter(|pd| Arc::ptr_eq(&pd.device.core, &like.0.core))
+        .ok_or_else(|| VerbsError::invalid("the protection domain is of another device: use one of this device"))?
+        .enter()
 }

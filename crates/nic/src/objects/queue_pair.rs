@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use scalefabric_verbs::{
     AsyncEvent, BindMw, CompletionQueue, EventSubject, Gid, PostError, QpAttr, QpAttrMask, QpCap, QpInit, QpInitInfo,
-    QpState, QpType, Qpn, QueuePair, RecvWr, SendFlags, SendWr, SharedReceiveQueue, VerbsError, WcStatus,
+    QpType, Qpn, QueuePair, RecvWr, SendFlags, SendWr, SharedReceiveQueue, VerbsError, WcStatus,
 };
 
 use super::completion_queue::CqObject;
@@ -29,7 +29,7 @@ pub struct QpObject {
     shared: Arc<QpShared>,
     alive: Alive,
     pd: Option<PdUse>,
-    xrcd: Option<XrcdUse>,
+    _xrcd: Option<XrcdUse>,
     srq: Option<Arc<dyn SharedReceiveQueue>>,
     _cqs: [Option<Arc<dyn CompletionQueue>>; 2],
 }
@@ -59,9 +59,9 @@ impl QpObject {
                 )));
             }
         }
-        let send_cq = ours::<CqObject>(init.send_cq.as_any(), "send completion queue")?.cq_num();
+        let send_cq = ours::<CqObject>(core, init.send_cq.as_any(), "send completion queue")?.cq_num();
         let recv_cq = match qp_type.has_recv_queue() {
-            true => ours::<CqObject>(init.recv_cq.as_any(), "receive completion queue")?.cq_num(),
+            true => ours::<CqObject>(core, init.recv_cq.as_any(), "receive completion queue")?.cq_num(),
             false => NO_CQ,
         };
         let srq = match &init.srq {
@@ -73,7 +73,7 @@ impl QpObject {
                 )));
             }
             Some(srq) => {
-                let ours = ours::<SrqObject>(srq.as_any(), "shared receive queue")?;
+                let ours = ours::<SrqObject>(core, srq.as_any(), "shared receive queue")?;
                 ours.check()?;
                 if ours.is_xrc() {
                     return Err(VerbsError::invalid("an XRC SRQ is named by the sender, QP by QP: give a basic SRQ"));
@@ -118,7 +118,7 @@ impl QpObject {
             shared,
             alive: Alive::new(),
             pd: Some(pd),
-            xrcd: None,
+            _xrcd: None,
             srq: init.srq.clone(),
             _cqs: [Some(init.send_cq.clone()), recv_handle],
         })
@@ -144,7 +144,7 @@ impl QpObject {
             shared,
             alive: Alive::new(),
             pd: None,
-            xrcd: Some(xrcd),
+            _xrcd: Some(xrcd),
             srq: None,
             _cqs: [None, None],
         })
@@ -275,6 +275,5 @@ impl Drop for QpObject {
             let _ = engine.nic().detach(self.shared.index(), group, ports);
         }
         let _ = self.end();
-        debug_assert!(self.shared.state() == QpState::Reset || self.xrcd.is_some() || self.pd.is_some());
     }
 }

@@ -20,7 +20,7 @@ use crate::ring::SharedRecvRing;
 /// A shared receive queue.
 #[derive(Debug)]
 pub struct SrqObject {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     shared: Arc<SrqShared>,
     alive: Alive,
     _pd: PdUse,
@@ -52,8 +52,8 @@ impl SrqObject {
         let xrc = match &init.xrc {
             None => None,
             Some((xrcd, cq)) => {
-                let xrcd = XrcdUse::new(&ours::<XrcdObject>(xrcd.as_any(), "XRC domain")?.0)?;
-                ours::<CqObject>(cq.as_any(), "completion queue")?;
+                let xrcd = XrcdUse::new(&ours::<XrcdObject>(core, xrcd.as_any(), "XRC domain")?.xrcd)?;
+                ours::<CqObject>(core, cq.as_any(), "completion queue")?;
                 Some((xrcd, cq.clone()))
             }
         };

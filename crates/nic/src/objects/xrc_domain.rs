@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use scalefabric_verbs::{Errno, VerbsError, XrcDomain};
 
 use super::Alive;
+use crate::engine::drive::Core;
 
 /// What QPs and SRQs of a domain hold.
 #[derive(Debug)]
@@ -18,25 +19,29 @@ pub(crate) struct Xrcd {
 
 /// An XRC domain.
 #[derive(Debug)]
-pub struct XrcdObject(pub(crate) Arc<Xrcd>);
+pub struct XrcdObject {
+    pub(crate) core: Arc<Core>,
+    pub(crate) xrcd: Arc<Xrcd>,
+}
 
 impl XrcdObject {
-    pub(crate) fn new(id: u32) -> Self {
-        Self(Arc::new(Xrcd { id, users: AtomicU32::new(0), alive: Alive::new() }))
+    pub(crate) fn new(core: &Arc<Core>, id: u32) -> Self {
+        let xrcd = Xrcd { id, users: AtomicU32::new(0), alive: Alive::new() };
+        Self { core: core.clone(), xrcd: Arc::new(xrcd) }
     }
 }
 
 impl XrcDomain for XrcdObject {
     fn destroy(&self) -> Result<(), VerbsError> {
-        self.0.alive.check("XRC domain")?;
-        let users = self.0.users.load(Ordering::Acquire);
+        self.xrcd.alive.check("XRC domain")?;
+        let users = self.xrcd.users.load(Ordering::Acquire);
         if users > 0 {
             return Err(VerbsError::misuse(
                 Errno::EBUSY,
                 format!("the XRC domain is used by {users} SRQs or target QPs: destroy them first"),
             ));
         }
-        self.0.alive.end();
+        self.xrcd.alive.end();
         Ok(())
     }
 

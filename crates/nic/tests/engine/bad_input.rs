@@ -61,7 +61,7 @@ proptest! {
         mr.write(0, &[0x55; 4096]).unwrap();
         let mut bytes = vec![opcode, flags & 0xf0, 0xff, 0xff];
         bytes.extend(qp.qp_num().get().to_be_bytes());
-        bytes.extend((0xff_fff0 + psn | u32::from(ack) << 31).to_be_bytes());
+        bytes.extend(((0xff_fff0 + psn) | (u32::from(ack) << 31)).to_be_bytes());
         bytes.extend(body);
         w.wire.inject(packet(sealed(bytes)));
         w.settle();

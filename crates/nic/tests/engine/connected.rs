@@ -102,7 +102,10 @@ fn atomics_return_the_old_value() {
     w.settle();
     let done = w.nodes[0].poll();
     all_success(&done, &[1, 2, 3]);
-    assert_eq!(done.iter().map(|d| d.opcode).collect::<Vec<_>>(), [WcOpcode::FetchAdd, WcOpcode::CompSwap, WcOpcode::CompSwap]);
+    assert_eq!(
+        done.iter().map(|d| d.opcode).collect::<Vec<_>>(),
+        [WcOpcode::FetchAdd, WcOpcode::CompSwap, WcOpcode::CompSwap]
+    );
     assert_eq!([0, 8, 16].map(|at| local.load_u64(at).unwrap()), [100, 105, 7]);
     assert_eq!(remote.load_u64(8).unwrap(), 7);
 }
@@ -115,13 +118,8 @@ fn flush_and_atomic_write_complete() {
     local.write(0, &0x0102_0304_0506_0708u64.to_ne_bytes()).unwrap();
     let (remote_addr, rkey) = (remote.addr() + 16, remote.rkey());
     send(&a, 1, SendOp::AtomicWrite { remote_addr, rkey }, &local, 0, 8);
-    let flush = SendOp::Flush {
-        remote_addr,
-        rkey,
-        length: 8,
-        placement: FlushPlacement::Global,
-        level: FlushLevel::Range,
-    };
+    let flush =
+        SendOp::Flush { remote_addr, rkey, length: 8, placement: FlushPlacement::Global, level: FlushLevel::Range };
     a.post_send(&[SendWr::new(2, flush)]).unwrap();
     w.settle();
     let done = w.nodes[0].poll();

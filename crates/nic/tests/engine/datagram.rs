@@ -111,7 +111,8 @@ fn a_group_hears_once_each_and_the_sender_does_not_hear_itself() {
     say(&sender, &ah(&w.nodes[0], group), Qpn::MULTICAST, key, b"to all");
     w.settle();
     let heard = |node: usize| {
-        let mut ids: Vec<_> = w.nodes[node].poll().iter().filter(|wc| wc.opcode == WcOpcode::Recv).map(|wc| wc.wr_id).collect();
+        let mut ids: Vec<_> =
+            w.nodes[node].poll().iter().filter(|wc| wc.opcode == WcOpcode::Recv).map(|wc| wc.wr_id).collect();
         ids.sort_unstable();
         ids
     };

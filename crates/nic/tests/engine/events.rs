@@ -205,7 +205,10 @@ fn port_attributes_follow_the_interface() {
     node.nic.change_port(1, PortChange::SetMtu(Mtu::Mtu1024)).unwrap();
     node.nic.change_port(1, PortChange::SetSpeed(25_000)).unwrap();
     let attr = node.ctx.query_port(1).unwrap();
-    assert_eq!((attr.active_mtu, attr.max_mtu, attr.active_speed_ex, attr.link_layer), (Mtu::Mtu1024, Mtu::Mtu4096, 25_000, 2));
+    assert_eq!(
+        (attr.active_mtu, attr.max_mtu, attr.active_speed_ex, attr.link_layer),
+        (Mtu::Mtu1024, Mtu::Mtu4096, 25_000, 2)
+    );
     assert_eq!((attr.active_width, attr.active_speed), (1, 32));
     assert_eq!(node.ctx.query_port(0).unwrap_err().errno, Errno::EINVAL);
     assert_eq!(node.ctx.query_port(2).unwrap_err().errno, Errno::EINVAL);

@@ -31,7 +31,10 @@ fn what_is_in_use_is_busy() {
     let srq = pd.create_srq(&SrqInit { max_wr: 4, max_sge: 1, srq_limit: 0, xrc: None }).unwrap();
     let init = QpInit { send_cq: cq.clone(), srq: Some(srq.clone()), ..node.qp_init(QpType::Rc) };
     let qp = pd.create_qp(&init).unwrap();
-    assert_eq!((errno(pd.destroy()), errno(cq.destroy()), errno(srq.destroy())), (Errno::EBUSY, Errno::EBUSY, Errno::EBUSY));
+    assert_eq!(
+        (errno(pd.destroy()), errno(cq.destroy()), errno(srq.destroy())),
+        (Errno::EBUSY, Errno::EBUSY, Errno::EBUSY)
+    );
     assert_eq!(errno(node.cq.destroy()), Errno::EBUSY);
     qp.destroy().unwrap();
     drop(init);

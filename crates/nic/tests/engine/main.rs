@@ -1,6 +1,8 @@
 //! The shipped engine over a wire in memory, in virtual time: what an application sees through the verbs. Each test is a
 //! dialogue of a few NICs; nothing here looks inside the engine.
 
+#![allow(clippy::needless_range_loop, clippy::type_complexity, missing_docs)]
+
 mod bad_input;
 mod connected;
 mod counters;

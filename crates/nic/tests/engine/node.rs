@@ -9,10 +9,11 @@ use scalefabric_nic::{ManualNic, NicConfig, PortConfig};
 use scalefabric_transport::Time;
 use scalefabric_verbs::*;
 
-/// Every right.
+/// Every right that plain memory can have: there is nothing to make it persistent.
 pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE)
-    .union(AccessFlags::MW_BIND);
+    .union(AccessFlags::MW_BIND)
+    .difference(AccessFlags::FLUSH_PERSISTENT);
 
 /// Address of node `n` on port `p`.
 pub fn ip(n: u8, p: u8) -> IpAddr {
@@ -170,18 +171,17 @@ impl World {
     }
 
     /// Connects two QPs of nodes 0 and 1; `change` may alter attributes: (side, attributes, mask).
-    pub fn connect_these(
-        &self,
-        qps: &[Arc<dyn QueuePair>; 2],
-        change: impl Fn(usize, &mut QpAttr, &mut QpAttrMask),
-    ) {
+    pub fn connect_these(&self, qps: &[Arc<dyn QueuePair>; 2], change: impl Fn(usize, &mut QpAttr, &mut QpAttrMask)) {
         for side in 0..2 {
             let (me, peer) = (&qps[side], &qps[1 - side]);
             let qp_type = me.qp_type();
             let av = AddressVector::new(1, 0, gid(2 - side as u8));
             let psn = |side: usize| Psn::new(0xff_fff0 + 0x100 * side as u32);
-            let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC
-                | AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT;
+            let access = AccessFlags::REMOTE_WRITE
+                | AccessFlags::REMOTE_READ
+                | AccessFlags::REMOTE_ATOMIC
+                | AccessFlags::FLUSH_GLOBAL
+                | AccessFlags::FLUSH_PERSISTENT;
             let mut steps = vec![
                 QpAttr::init(qp_type, 1, access),
                 QpAttr::rtr(qp_type, peer.qp_num(), psn(1 - side), Mtu::Mtu1024, av),
@@ -209,7 +209,14 @@ pub fn recv(qp: &Arc<dyn QueuePair>, wr_id: u64, mr: &Arc<dyn MemoryRegion>, off
 }
 
 /// Posts one send WR with one SGE.
-pub fn send(qp: &Arc<dyn QueuePair>, wr_id: u64, op: SendOp<'_>, mr: &Arc<dyn MemoryRegion>, offset: usize, length: u32) {
+pub fn send(
+    qp: &Arc<dyn QueuePair>,
+    wr_id: u64,
+    op: SendOp<'_>,
+    mr: &Arc<dyn MemoryRegion>,
+    offset: usize,
+    length: u32,
+) {
     let sg_list = [sge(mr, offset, length)];
     qp.post_send(&[SendWr { sg_list: &sg_list, ..SendWr::new(wr_id, op) }]).unwrap();
 }

@@ -4,13 +4,7 @@ use scalefabric_verbs::*;
 
 use crate::node::*;
 
-fn bind<'a>(
-    mw: &'a dyn MemoryWindow,
-    mr: &'a dyn MemoryRegion,
-    rkey: RKey,
-    offset: u64,
-    length: u64,
-) -> BindMw<'a> {
+fn bind<'a>(mw: &'a dyn MemoryWindow, mr: &'a dyn MemoryRegion, rkey: RKey, offset: u64, length: u64) -> BindMw<'a> {
     BindMw { mw, rkey, mr: Some(mr), addr: mr.addr() + offset, length, access: AccessFlags::REMOTE_WRITE }
 }
 
@@ -69,10 +63,8 @@ fn local_inv_ends_a_window_and_mw_bind_err_refuses_one() {
     let dst = w.nodes[1].mr(4096);
     let mw = w.nodes[1].pd.alloc_mw(MwType::Type2).unwrap();
     let rkey = RKey((mw.rkey().0 & !0xff) | 1);
-    let chain = [
-        SendWr::new(1, SendOp::BindMw(bind(&*mw, &*dst, rkey, 0, 256))),
-        SendWr::new(2, SendOp::LocalInv { rkey }),
-    ];
+    let chain =
+        [SendWr::new(1, SendOp::BindMw(bind(&*mw, &*dst, rkey, 0, 256))), SendWr::new(2, SendOp::LocalInv { rkey })];
     b.post_send(&chain).unwrap();
     w.settle();
     let done = w.nodes[1].poll();
