@@ -1,0 +1,138 @@
+//! Canaries: rules that are broken on purpose, to see that the checkers notice. A canary changes packets on the wire as a
+//! broken NIC would have sent or understood them; the packet then gets a right ICRC, so that only the checkers can tell.
+
+use scalefabric_wire::Qpn;
+use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
+use scalefabric_wire::packet::{Headers, Packet};
+
+/// Which rule is broken. Each is meant for one checker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// A WRITE is acknowledged and never carried out. For the bytes checker.
+    AcknowledgeUnwritten,
+    /// One byte of a payload is damaged before the ICRC is made. For the bytes checker.
+    DamagePayload,
+    /// Two messages change places. For the order checker.
+    SwapMessages,
+    /// A FETCH ADD is carried out twice. For the exactly-once checker.
+    RepeatAtomic,
+    /// A completion is forgotten. For the progress checker. (The harness does it: no packet is involved.)
+    ForgetCompletion,
+    /// A WRITE touches memory beyond what its key grants. For the isolation checker. (The harness does it.)
+    WriteAnywhere,
+}
+
+impl Rule {
+    /// All.
+    pub const ALL: [Self; 6] = [
+        Self::AcknowledgeUnwritten,
+        Self::DamagePayload,
+        Self::SwapMessages,
+        Self::RepeatAtomic,
+        Self::ForgetCompletion,
+        Self::WriteAnywhere,
+    ];
+}
+
+/// A broken rule and how far it has got.
+#[derive(Debug)]
+pub struct Canary {
+    /// The rule.
+    pub rule: Rule,
+    /// Matching packets that are still let through.
+    skip: u32,
+    /// Whether it has struck.
+    pub struck: bool,
+    kept: Option<(Qpn, Vec<u8>)>,
+}
+
+impl Canary {
+    /// Breaks `rule` once, at the `skip`-th occasion.
+    pub fn new(rule: Rule, skip: u32) -> Self {
+        Self { rule, skip, struck: false, kept: None }
+    }
+
+    /// An occasion; true if it is the one. For rules that the harness breaks.
+    pub fn occasion(&mut self, rule: Rule) -> bool {
+        if self.struck || self.rule != rule {
+            return false;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        self.struck = true;
+        true
+    }
+
+    /// Looks at a packet, and maybe changes it; true if it did.
+    pub fn touch(&mut self, bytes: &mut Vec<u8>) -> bool {
+        let Ok(packet) = Packet::parse(bytes) else { return false };
+        let Packet { headers, payload, .. } = packet;
+        let info = headers.bth.opcode.info();
+        if info.service as u8 != Service::Rc as u8 {
+            return false;
+        }
+        let only = info.position as u8 == Position::Only as u8;
+        match (self.rule, info.operation) {
+            (Rule::AcknowledgeUnwritten, Operation::Write)
+                if only && !payload.is_empty() && self.occasion(Rule::AcknowledgeUnwritten) =>
+            {
+                // A WRITE of nothing at the same PSN: acknowledged as the real one would have been.
+                let mut headers = headers;
+                headers.reth = headers.reth.map(|reth| scalefabric_wire::packet::Reth { dma_len: 0, ..reth });
+                rewrite(bytes, headers, &[]);
+                true
+            }
+            (Rule::DamagePayload, Operation::Send | Operation::Write | Operation::ReadResponse)
+                if payload.len() > 8 && self.occasion(Rule::DamagePayload) =>
+            {
+                let at = headers.len() + 3;
+                bytes[at] ^= 0x10;
+                true
+            }
+            (Rule::SwapMessages, Operation::Send) if only && !payload.is_empty() => self.swap(bytes, headers),
+            (Rule::RepeatAtomic, Operation::FetchAdd) if self.occasion(Rule::RepeatAtomic) => {
+                // Carried out twice is as if twice as much were added.
+                let mut headers = headers;
+                if let Some(eth) = &mut headers.atomic_eth {
+                    eth.swap_or_add = eth.swap_or_add.wrapping_mul(2);
+                }
+                rewrite(bytes, headers, &[]);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Puts the payload of an earlier message into a later one of the same QP and length: one message comes twice and
+    /// another not at all.
+    fn swap(&mut self, bytes: &mut Vec<u8>, headers: Headers) -> bool {
+        let qpn = headers.bth.dest_qp;
+        match self.kept.take() {
+            Some((kept, payload)) if kept == qpn && self.occasion(Rule::SwapMessages) => {
+                rewrite(bytes, headers, &payload);
+                true
+            }
+            _ => {
+                let payload = Packet::parse(bytes).map(|packet| packet.payload.to_vec()).unwrap_or_default();
+                self.kept = Some((qpn, payload));
+                false
+            }
+        }
+    }
+}
+
+/// Makes the packet anew; the ICRC is made by whoever called the canary.
+fn rewrite(bytes: &mut Vec<u8>, headers: Headers, payload: &[u8]) {
+    let packet = Packet { headers, payload, icrc: 0 };
+    let mut out = vec![0; packet.len()];
+    if packet.emit(&mut out).is_ok() {
+        *bytes = out;
+    }
+}
+
+/// The opcode of a plain RC WRITE of one packet, for forgeries.
+pub fn write_only() -> Opcode {
+    Opcode::find(Service::Rc, Operation::Write, Position::Only).expect("the table has it")
+}

@@ -1,0 +1,111 @@
+//! Bytes: what was sent is what arrived, what was written is what stands there, what was read is what stood there.
+
+use scalefabric_verbs::{WcFlags, WcStatus};
+
+use super::{Checker, Event, Remains, Violation};
+use crate::ledger::{Kind, Ledger, SLOTS};
+use crate::random::fill;
+use crate::wire::Tally;
+
+/// The checker.
+#[derive(Debug, Default)]
+pub struct Bytes;
+
+fn wrong(what: String) -> Violation {
+    Violation { checker: "bytes", what }
+}
+
+/// Where two strings of bytes first differ.
+fn difference(got: &[u8], want: &[u8]) -> Option<usize> {
+    (0..got.len().max(want.len())).find(|&i| got.get(i) != want.get(i))
+}
+
+impl Checker for Bytes {
+    fn see(&mut self, ledger: &Ledger, _tally: &Tally, event: &Event<'_>) -> Result<(), Violation> {
+        match *event {
+            Event::Completed { flow, op: index, wc, brought, target, .. } if wc.status == WcStatus::Success => {
+                let flow = &ledger.flows[flow];
+                let op = &flow.ops[index];
+                match op.kind {
+                    Kind::Read => {
+                        let want = &flow.expected[index % SLOTS];
+                        if let Some(at) = difference(brought, want) {
+                            return Err(wrong(format!("flow {} READ {index} brought another byte at {at}", flow.id)));
+                        }
+                        if wc.byte_len as usize != op.length {
+                            let got = wc.byte_len;
+                            return Err(wrong(format!("flow {} READ {index}: byte_len {got}, not {}", flow.id, op.length)));
+                        }
+                    }
+                    Kind::Write | Kind::WriteImm | Kind::Relay if flow.is_reliable() => {
+                        // Unless a later operation has already written there, the bytes stand.
+                        let later = flow.ops[index + 1..].iter();
+                        let overwritten = later.filter(|op| op.writes()).any(|other| other.overlaps(op.target, op.length));
+                        let want = &flow.shadow[op.target..op.target + op.length];
+                        if !overwritten && let Some(at) = difference(target, want) {
+                            return Err(wrong(format!(
+                                "flow {} WRITE {index} is complete, but byte {at} of {} is not there",
+                                flow.id, op.length
+                            )));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Event::Received { flow, wc, message, .. } if wc.status == WcStatus::Success => {
+                let flow = &ledger.flows[flow];
+                if !flow.is_reliable() {
+                    return Ok(());
+                }
+                let Some(index) = flow.expect_receive() else { return Ok(()) };
+                let op = &flow.ops[index];
+                if wc.byte_len as usize != op.length {
+                    let got = wc.byte_len;
+                    return Err(wrong(format!("flow {} message {index}: {got} bytes, not {}", flow.id, op.length)));
+                }
+                let imm = matches!(op.kind, Kind::SendImm | Kind::WriteImm);
+                if wc.flags.contains(WcFlags::WITH_IMM) != imm || imm && wc.imm != op.imm {
+                    return Err(wrong(format!("flow {} message {index}: immediate {:#x} not {:#x}", flow.id, wc.imm, op.imm)));
+                }
+                if op.kind != Kind::WriteImm {
+                    let mut want = [0; crate::ledger::MAX_MESSAGE];
+                    let want = &mut want[..op.length];
+                    fill(op.key, 0, want);
+                    if let Some(at) = difference(message, want) {
+                        return Err(wrong(format!("flow {} message {index} of {} differs at {at}", flow.id, op.length)));
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, ledger: &Ledger, _tally: &Tally, remains: &Remains) -> Result<(), Violation> {
+        for (flow, memory) in ledger.flows.iter().zip(&remains.targets) {
+            if !flow.is_reliable() {
+                unreliable(flow, memory)?;
+                continue;
+            }
+            let uncertain = |at: usize| flow.uncertain.iter().any(|&(start, length)| (start..start + length).contains(&at));
+            let differs = (0..memory.len()).find(|&at| memory[at] != flow.shadow[at] && !uncertain(at));
+            if let Some(at) = differs {
+                let (got, want) = (memory[at], flow.shadow[at]);
+                return Err(wrong(format!("flow {}: byte {at} of its target is {got:#04x}, not {want:#04x}", flow.id)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// UC: each byte is as it was, or as its only WRITE wanted it.
+fn unreliable(flow: &crate::ledger::Flow, memory: &[u8]) -> Result<(), Violation> {
+    let mut allowed = vec![0; memory.len()];
+    for op in flow.ops.iter().filter(|op| matches!(op.kind, Kind::Write | Kind::WriteImm)) {
+        fill(op.key, 0, &mut allowed[op.target..op.target + op.length]);
+    }
+    match (0..memory.len()).find(|&at| memory[at] != 0 && memory[at] != allowed[at]) {
+        Some(at) => Err(wrong(format!("flow {}: byte {at} of its target is what nobody wrote", flow.id))),
+        None => Ok(()),
+    }
+}
