@@ -39,7 +39,6 @@ pub fn address(nic: usize, v6: bool) -> IpAddr {
 /// A packet on its way, or arrived.
 #[derive(Debug, Default)]
 struct OnTheWay {
-    from: usize,
     to: usize,
     ip_id: u16,
     src: Option<IpAddr>,
@@ -332,7 +331,6 @@ impl State {
         let bytes = self.buffer(bytes);
         self.tally.strike(Fault::Forgery);
         let packet = OnTheWay {
-            from: usize::MAX,
             to,
             ip_id: 0,
             src: Some(src),
@@ -354,7 +352,6 @@ impl State {
         line.busy_until = line.busy_until.max(self.now) + bytes.len() as u64 * 8 / 25;
         let mut due = line.busy_until + 2_000;
         let mut packet = OnTheWay {
-            from,
             to,
             ip_id: index as u16,
             src: Some(train.src),

@@ -3,7 +3,7 @@
 //! Only choices are made here. The rules that make results predictable are: each flow writes to memory of its own; an
 //! operation that changes bytes which an earlier READ may still be reading (a READ may be carried out again) is fenced.
 
-use scalefabric_transport::ack_timeout_ns;
+use scalefabric_transport::time::ack_timeout_ns;
 use scalefabric_verbs::{Mtu, QpType};
 
 use crate::ledger::{Flow, Kind, Limits, MAX_MESSAGE, Op, SLOTS, Stage, TARGET_LEN, WORDS_LEN};

@@ -34,13 +34,17 @@ impl Checker for Bytes {
                         }
                         if wc.byte_len as usize != op.length {
                             let got = wc.byte_len;
-                            return Err(wrong(format!("flow {} READ {index}: byte_len {got}, not {}", flow.id, op.length)));
+                            return Err(wrong(format!(
+                                "flow {} READ {index}: byte_len {got}, not {}",
+                                flow.id, op.length
+                            )));
                         }
                     }
                     Kind::Write | Kind::WriteImm | Kind::Relay if flow.is_reliable() => {
                         // Unless a later operation has already written there, the bytes stand.
                         let later = flow.ops[index + 1..].iter();
-                        let overwritten = later.filter(|op| op.writes()).any(|other| other.overlaps(op.target, op.length));
+                        let overwritten =
+                            later.filter(|op| op.writes()).any(|other| other.overlaps(op.target, op.length));
                         let want = &flow.shadow[op.target..op.target + op.length];
                         if !overwritten && let Some(at) = difference(target, want) {
                             return Err(wrong(format!(
@@ -65,14 +69,20 @@ impl Checker for Bytes {
                 }
                 let imm = matches!(op.kind, Kind::SendImm | Kind::WriteImm);
                 if wc.flags.contains(WcFlags::WITH_IMM) != imm || imm && wc.imm != op.imm {
-                    return Err(wrong(format!("flow {} message {index}: immediate {:#x} not {:#x}", flow.id, wc.imm, op.imm)));
+                    return Err(wrong(format!(
+                        "flow {} message {index}: immediate {:#x} not {:#x}",
+                        flow.id, wc.imm, op.imm
+                    )));
                 }
                 if op.kind != Kind::WriteImm {
                     let mut want = [0; crate::ledger::MAX_MESSAGE];
                     let want = &mut want[..op.length];
                     fill(op.key, 0, want);
                     if let Some(at) = difference(message, want) {
-                        return Err(wrong(format!("flow {} message {index} of {} differs at {at}", flow.id, op.length)));
+                        return Err(wrong(format!(
+                            "flow {} message {index} of {} differs at {at}",
+                            flow.id, op.length
+                        )));
                     }
                 }
             }
@@ -87,7 +97,8 @@ impl Checker for Bytes {
                 unreliable(flow, memory)?;
                 continue;
             }
-            let uncertain = |at: usize| flow.uncertain.iter().any(|&(start, length)| (start..start + length).contains(&at));
+            let uncertain =
+                |at: usize| flow.uncertain.iter().any(|&(start, length)| (start..start + length).contains(&at));
             let differs = (0..memory.len()).find(|&at| memory[at] != flow.shadow[at] && !uncertain(at));
             if let Some(at) = differs {
                 let (got, want) = (memory[at], flow.shadow[at]);

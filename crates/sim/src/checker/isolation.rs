@@ -20,7 +20,11 @@ impl Checker for Isolation {
     fn end(&mut self, ledger: &Ledger, tally: &Tally, remains: &Remains) -> Result<(), Violation> {
         match remains.touched.first() {
             Some(what) => Err(Violation { checker: "isolation", what: what.clone() }),
-            None => self.see(ledger, tally, &Event::Received { flow: 0, receive: (0, 0), wc: &Default::default(), message: &[] }),
+            None => self.see(
+                ledger,
+                tally,
+                &Event::Received { flow: 0, receive: (0, 0), wc: &Default::default(), message: &[] },
+            ),
         }
     }
 }

@@ -54,12 +54,16 @@ impl Checker for Once {
         for (nic, &value) in remains.shared.iter().enumerate() {
             let (adds, unknown) = (ledger.shared_adds[nic], ledger.shared_unknown[nic]);
             if value > adds || value + unknown < adds {
-                return Err(wrong(format!("NIC {nic}: {adds} times 1 was added, {unknown} unknown, and the sum is {value}")));
+                return Err(wrong(format!(
+                    "NIC {nic}: {adds} times 1 was added, {unknown} unknown, and the sum is {value}"
+                )));
             }
             let mut seen = HashSet::new();
             for &old in &ledger.shared_olds[nic] {
                 if old >= value || !seen.insert(old) {
-                    return Err(wrong(format!("NIC {nic}: two additions found {old}, or it is beyond the sum {value}")));
+                    return Err(wrong(format!(
+                        "NIC {nic}: two additions found {old}, or it is beyond the sum {value}"
+                    )));
                 }
             }
         }

@@ -21,7 +21,11 @@ impl Checker for Order {
             Event::Completed { flow, op, .. } => {
                 let flow = &ledger.flows[flow];
                 if op < flow.ended {
-                    return Err(wrong(format!("flow {}: completion of {op} after that of {}", flow.id, flow.ended - 1)));
+                    return Err(wrong(format!(
+                        "flow {}: completion of {op} after that of {}",
+                        flow.id,
+                        flow.ended - 1
+                    )));
                 }
             }
             Event::Received { flow, wc, message, .. } if wc.status == WcStatus::Success => {
@@ -34,7 +38,9 @@ impl Checker for Order {
                     let op = &flow.ops[index];
                     let mut start = [0; 8];
                     fill(op.key, 0, &mut start);
-                    matches!(op.kind, Kind::Send | Kind::SendImm) && op.length == message.len() && message.starts_with(&start)
+                    matches!(op.kind, Kind::Send | Kind::SendImm)
+                        && op.length == message.len()
+                        && message.starts_with(&start)
                 };
                 // The next one may be a WRITE with immediate, whose bytes are elsewhere.
                 if flow.ops[next].kind != Kind::WriteImm

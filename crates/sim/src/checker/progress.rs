@@ -53,7 +53,10 @@ impl Checker for Progress {
                 }
                 Ok(())
             }
-            (status, _) => Err(wrong(format!("flow {}: operation {op} ended with {status}, for which there is no reason", flow.id))),
+            (status, _) => Err(wrong(format!(
+                "flow {}: operation {op} ended with {status}, for which there is no reason",
+                flow.id
+            ))),
         }
     }
 
