@@ -261,7 +261,7 @@ pub(super) fn operation<'a>(ctx: &Context, in_order: InOrder<'a>) -> Result<Allo
         }
         Operation::Flush => {
             let (feth, reth) = (headers.feth.ok_or(malformed)?, headers.reth.ok_or(malformed)?);
-            let (placement, level, access) = flush_kind(feth).ok_or(Fault::Unsupported)?;
+            let (placement, level, access) = flush_kind(feth).ok_or(Fault::ReservedValue)?;
             (access, Demand::Flush { reth, placement, level, access })
         }
         // Admission hands responses and CNPs to others.

@@ -18,8 +18,10 @@ use crate::host::{AccessFault, LocalFault};
 pub(super) enum Fault {
     /// The receive WQE's memory cannot be written (class A: "malformed WQE").
     LocalProtection(LocalFault),
-    /// The QP does not allow this operation, or a field of it has a reserved value (class C).
+    /// The QP's access flags do not allow this operation (class C).
     Unsupported,
+    /// A field that says what to do has a reserved value (class C).
+    ReservedValue,
     /// An atomic on an address that is not a multiple of 8 (class C).
     MisalignedAtomic,
     /// More READs and atomics than `max_dest_rd_atomic` (class C).
@@ -56,7 +58,8 @@ impl Fault {
         use {DropReason as D, EventType as E, NakCode as N, WcStatus as S};
         let (nak, status, event, drop) = match self {
             Self::LocalProtection(_) => (N::RemoteOperationalError, S::LocProtErr, E::QpFatal, D::LocalProtection),
-            Self::Unsupported => (N::InvalidRequest, S::RemInvReqErr, E::QpReqErr, D::Malformed),
+            Self::Unsupported => (N::InvalidRequest, S::RemInvReqErr, E::QpReqErr, D::RemoteAccess),
+            Self::ReservedValue => (N::InvalidRequest, S::RemInvReqErr, E::QpReqErr, D::Malformed),
             Self::MisalignedAtomic => (N::InvalidRequest, S::RemInvReqErr, E::QpReqErr, D::Malformed),
             Self::TooManyReads => (N::InvalidRequest, S::RemInvReqErr, E::QpReqErr, D::NoResources),
             Self::OpcodeSequence => (N::InvalidRequest, S::RemInvReqErr, E::QpReqErr, D::OpcodeSequence),

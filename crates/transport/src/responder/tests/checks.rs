@@ -163,7 +163,7 @@ fn each_operation_needs_its_right_on_the_qp() {
     ] {
         let mut without = Bed::rc();
         without.ctx.attr.qp_access_flags.remove(right);
-        refuses(without, core::slice::from_ref(&packet), NakCode::InvalidRequest, DropReason::Malformed);
+        refuses(without, core::slice::from_ref(&packet), NakCode::InvalidRequest, DropReason::RemoteAccess);
         accepts(Bed::rc(), &[packet]);
     }
 }

@@ -158,6 +158,7 @@ fn rows_of_the_fault_table() {
     let rows: Vec<_> = [
         Fault::LocalProtection(crate::host::LocalFault::BadKey),
         Fault::Unsupported,
+        Fault::ReservedValue,
         Fault::MisalignedAtomic,
         Fault::TooManyReads,
         Fault::OpcodeSequence,
@@ -178,6 +179,7 @@ fn rows_of_the_fault_table() {
         rows,
         vec![
             (RemoteOperationalError, LocProtErr, QpFatal),
+            (InvalidRequest, RemInvReqErr, QpReqErr),
             (InvalidRequest, RemInvReqErr, QpReqErr),
             (InvalidRequest, RemInvReqErr, QpReqErr),
             (InvalidRequest, RemInvReqErr, QpReqErr),

@@ -128,7 +128,7 @@ fn uc_without_the_right_to_write_drops_the_write() {
     let mut bed = uc();
     bed.ctx.attr.qp_access_flags = AccessFlags::empty();
     bed.next(&bed.write(Only, AT, 1, &[1]));
-    assert_eq!((bed.dropped(DropReason::Malformed), bed.memory(AT, 1)), (1, &[0][..]));
+    assert_eq!((bed.dropped(DropReason::RemoteAccess), bed.memory(AT, 1)), (1, &[0][..]));
     quiet(&mut bed);
 }
 
