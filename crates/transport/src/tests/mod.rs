@@ -2,6 +2,7 @@
 //! test itself, which answers packet by packet ([`Dialogue`]), or a second QP behind a wire that loses what the test says.
 
 mod credits;
+mod hostile;
 mod limits;
 mod loss;
 mod migration;
@@ -84,7 +85,7 @@ impl Dialogue {
             opcode,
             scalefabric_wire::PKey::DEFAULT,
             self.side.qp.qpn(),
-            Psn::new(START + psn),
+            Psn::new(START.wrapping_add(psn)),
         );
         headers.aeth = (operation != Operation::ReadResponse || position != Position::Middle)
             .then_some(Aeth { syndrome: Syndrome::Ack(31), msn: 0 });
