@@ -7,7 +7,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -351,9 +351,9 @@ impl Segment {
         Ok(Self { memory, fd })
     }
 
-    /// The descriptor, to be sent to others.
-    pub fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+    /// A descriptor of it, to be sent to others.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
     }
 
     /// The fixed part.
