@@ -3,6 +3,7 @@
 //!
 //! Nothing here ships. The language of the scripts is described in `scripts/README.md`.
 
+pub mod engine_stage;
 pub mod runner;
 pub mod script;
 pub mod stage;

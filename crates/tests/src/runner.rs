@@ -155,6 +155,7 @@ impl Runner<'_> {
             | Statement::Srq { .. }
             | Statement::Qp { .. }
             | Statement::Ghost { .. }
+            | Statement::Group { .. }
             | Statement::Connect { .. }
             | Statement::Up { .. } => self.set_scene(statement)?,
             Statement::Packet { .. }

@@ -125,6 +125,8 @@ pub struct QpSpec {
     pub sig_all: bool,
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
+    /// Entries of its CQs, if the script cares.
+    pub cq: Option<u32>,
     pub config: Config,
 }
 
@@ -133,11 +135,11 @@ pub struct QpSpec {
 pub trait Stage {
     /// `transport` or `engine`.
     fn name(&self) -> &'static str;
-    fn add_node(&mut self, ports: &[Gid], pkeys: &[PKey]) -> usize;
+    fn add_node(&mut self, ports: &[Gid], pkeys: &[PKey], config: &Config) -> usize;
     fn add_region(&mut self, node: usize, pd: u32, bytes: &[u8], access: AccessFlags) -> Result<usize, String>;
     fn region(&self, region: usize) -> RegionInfo;
     fn read(&self, region: usize, offset: u64, length: usize) -> Result<Vec<u8>, String>;
-    fn gone(&mut self, region: usize);
+    fn gone(&mut self, region: usize) -> Result<(), String>;
     fn dereg(&mut self, region: usize) -> Result<(), String>;
     fn add_window(&mut self, node: usize, pd: u32) -> Result<usize, String>;
     /// Its rkey with the low 8 bits replaced.
@@ -150,6 +152,10 @@ pub trait Stage {
     fn modify(&mut self, qp: usize, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError>;
     fn query(&self, qp: usize) -> QpAttr;
     fn destroy(&mut self, qp: usize) -> Result<(), String>;
+    fn attach(&mut self, qp: usize, group: Gid) -> Result<(), String>;
+    fn detach(&mut self, qp: usize, group: Gid) -> Result<(), String>;
+    /// Nodes that have joined a group.
+    fn members(&self, group: Gid) -> Vec<usize>;
     fn post_send(&mut self, qp: usize, wr: &PlainSend) -> Result<(), String>;
     fn post_recv(&mut self, target: Target, wr: u64, pieces: &[Piece]) -> Result<(), String>;
     /// Everything that wants to be sent now, with the node that sends it.
@@ -165,6 +171,8 @@ pub trait Stage {
     fn events(&mut self) -> Vec<(Subject, EventType)>;
     fn counter(&self, node: usize, label: &str) -> u64;
     fn set_pkey(&mut self, node: usize, port: u8, index: u16, value: PKey);
-    fn remove_gid(&mut self, node: usize, port: u8);
-    fn fail(&mut self, qp: usize, status: WcStatus);
+    /// `down`, `up`, `remove_gid`, `add_gid`.
+    fn change_port(&mut self, node: usize, port: u8, change: &str) -> Result<(), String>;
+    fn fail(&mut self, qp: usize, status: WcStatus) -> Result<(), String>;
+    fn fail_device(&mut self, node: usize) -> Result<(), String>;
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use scalefabric_transport::host::{AccessFault, LocalFault};
 use scalefabric_transport::{
-    AtomicOp, Counter, DropReason, EmitError, Host, Incoming, Next, Outgoing, Path, Payload, QueuePair, RecvWqe,
-    RemoteAccess, SendWqe, Time, WqeOp,
+    AtomicOp, Config, Counter, DropReason, EmitError, Host, Incoming, Next, Outgoing, Path, Payload, QueuePair,
+    RecvWqe, RemoteAccess, SendWqe, Time, WqeOp,
 };
 use scalefabric_verbs::limit::{DeviceLimits, check_values};
 use scalefabric_verbs::{
@@ -508,7 +508,7 @@ impl Stage for TransportStage {
         "transport"
     }
 
-    fn add_node(&mut self, ports: &[Gid], pkeys: &[PKey]) -> usize {
+    fn add_node(&mut self, ports: &[Gid], pkeys: &[PKey], _config: &Config) -> usize {
         self.world.nodes.push(Node {
             ports: ports.to_vec(),
             pkeys: vec![pkeys.to_vec(); ports.len()],
@@ -537,8 +537,9 @@ impl Stage for TransportStage {
         bytes.get(start..start + length).map(<[u8]>::to_vec).ok_or_else(|| "beyond the region".to_string())
     }
 
-    fn gone(&mut self, region: usize) {
+    fn gone(&mut self, region: usize) -> Result<(), String> {
         self.world.regions[region].gone = true;
+        Ok(())
     }
 
     fn dereg(&mut self, region: usize) -> Result<(), String> {
@@ -776,13 +777,29 @@ impl Stage for TransportStage {
         self.world.events.push((Subject::Node(node), EventType::PkeyChange));
     }
 
-    fn remove_gid(&mut self, node: usize, port: u8) {
-        self.world.nodes[node].ports[usize::from(port) - 1] = Gid::ZERO;
-        self.world.events.push((Subject::Node(node), EventType::GidChange));
+    fn change_port(&mut self, _node: usize, _port: u8, _change: &str) -> Result<(), String> {
+        Err("ports are the NIC's work: run this script on the engine only".into())
     }
 
-    fn fail(&mut self, qp: usize, status: WcStatus) {
+    fn fail(&mut self, qp: usize, status: WcStatus) -> Result<(), String> {
         self.with(qp, |qp, view| qp.fail(view, status));
+        Ok(())
+    }
+
+    fn fail_device(&mut self, _node: usize) -> Result<(), String> {
+        Err("a device is the NIC's work: run this script on the engine only".into())
+    }
+
+    fn attach(&mut self, _qp: usize, _group: Gid) -> Result<(), String> {
+        Err("groups are the NIC's work: run this script on the engine only".into())
+    }
+
+    fn detach(&mut self, _qp: usize, _group: Gid) -> Result<(), String> {
+        Err("groups are the NIC's work: run this script on the engine only".into())
+    }
+
+    fn members(&self, _group: Gid) -> Vec<usize> {
+        Vec::new()
     }
 }
 

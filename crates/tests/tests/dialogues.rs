@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use scalefabric_tests::engine_stage::EngineStage;
 use scalefabric_tests::runner::play;
 use scalefabric_tests::script::parse::parse;
 use scalefabric_tests::stage::Stage;
@@ -54,4 +55,9 @@ fn play_all(stage: &str, make: &dyn Fn() -> Box<dyn Stage>) {
 #[test]
 fn every_script_is_true_on_the_transport() {
     play_all("transport", &|| Box::new(TransportStage::default()));
+}
+
+#[test]
+fn every_script_is_true_on_the_engine() {
+    play_all("engine", &|| Box::new(EngineStage::default()));
 }

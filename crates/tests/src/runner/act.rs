@@ -52,15 +52,24 @@ impl Runner<'_> {
                 self.stage.set_pkey(node, *port, *index, PKey(*value));
                 Ok(())
             }
-            Statement::GidGone { node, port } => {
+            Statement::PortChange { node, port, change } => {
                 let node = self.node(node)?;
-                self.stage.remove_gid(node, *port);
-                Ok(())
+                self.stage.change_port(node, *port, change)
+            }
+            Statement::FailDevice { node } => {
+                let node = self.node(node)?;
+                self.stage.fail_device(node)
+            }
+            Statement::Attach { qp, group, join, refused } => {
+                let qp = self.actor(qp)?.qp;
+                let gid = self.ghosts.get(group).ok_or_else(|| format!("no group is called {group}"))?.gids[0];
+                let outcome = if *join { self.stage.attach(qp, gid) } else { self.stage.detach(qp, gid) };
+                self.evidence.saw("object", "multicast attach");
+                check_refusal(outcome, refused.as_deref())
             }
             Statement::Gone { region } => {
                 let region = self.region(region)?;
-                self.stage.gone(region);
-                Ok(())
+                self.stage.gone(region)
             }
             Statement::Dereg { region } => {
                 let region = self.region(region)?;
@@ -68,16 +77,19 @@ impl Runner<'_> {
             }
             Statement::Fail { qp, status } => {
                 let qp = self.actor(qp)?.qp;
-                self.stage.fail(qp, *status);
-                Ok(())
+                self.stage.fail(qp, *status)
             }
             Statement::Arm { srq, limit } => {
                 let srq = *self.srqs.get(srq).ok_or_else(|| format!("no SRQ is called {srq}"))?;
                 self.stage.arm(srq, *limit)
             }
-            Statement::Destroy { qp } => {
-                let qp = self.actor(qp)?.qp;
-                self.stage.destroy(qp)
+            Statement::Destroy { qp: name, refused } => {
+                let qp = self.actor(name)?.qp;
+                let outcome = self.stage.destroy(qp);
+                if outcome.is_ok() {
+                    self.actors.remove(name);
+                }
+                check_refusal(outcome, refused.as_deref())
             }
             _ => unreachable!("sorted by the caller"),
         }
@@ -185,11 +197,8 @@ impl Runner<'_> {
         })
     }
 
-    /// Where a datagram goes: a QP or ghost, or a group's address.
+    /// Where a datagram goes: a QP, ghost or group.
     fn destination(&self, name: &str) -> Result<(Gid, Qpn), String> {
-        if let Ok(ip) = name.parse() {
-            return Ok((Gid::from_ip(ip), Qpn::MULTICAST));
-        }
         self.peer(name, 1).map(|(gid, qpn, _)| (gid, qpn))
     }
 

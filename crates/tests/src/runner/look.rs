@@ -148,7 +148,13 @@ impl Runner<'_> {
         if fate.ce {
             packet.traffic_class |= 3;
         }
-        let Some(actor) = self.actors.get(to) else { return Ok(()) };
+        let Some(actor) = self.actors.get(to) else {
+            // A group: everybody who joined it hears it. A ghost: the script itself.
+            for node in self.stage.members(packet.dst) {
+                self.hand_over(node, packet.clone());
+            }
+            return Ok(());
+        };
         let node = actor.node;
         if let Some(name) = &fate.held {
             self.held.insert(name.clone(), (node, packet));

@@ -46,6 +46,10 @@ impl Runner<'_> {
                 self.ghosts.insert(name.clone(), Ghost { gids, qpn: Qpn::new(*qpn), psn: *psn });
                 Ok(())
             }
+            Statement::Group { name, gid } => {
+                self.ghosts.insert(name.clone(), Ghost { gids: vec![*gid; 2], qpn: Qpn::MULTICAST, psn: 0 });
+                Ok(())
+            }
             Statement::Connect { a, b } => {
                 self.bring_up(a, Some(b))?;
                 if self.actors.contains_key(b) { self.bring_up(b, Some(a)) } else { Ok(()) }
@@ -87,7 +91,7 @@ impl Runner<'_> {
             return Err(format!("node {name} is there already: name it before its QPs and regions"));
         }
         let gids = self.addresses(v6);
-        let node = self.stage.add_node(&gids, pkeys);
+        let node = self.stage.add_node(&gids, pkeys, &self.config);
         self.node_gids.push(gids);
         self.nodes.insert(name.to_string(), node);
         Ok(node)
@@ -113,19 +117,20 @@ impl Runner<'_> {
             qkey: QKey(0x1111_1111),
             ..QpAttr::default()
         };
-        let (mut sig_all, mut max_send_wr, mut max_recv_wr) = (false, 64, 64);
+        let (mut sig_all, mut max_send_wr, mut max_recv_wr, mut cq) = (false, 64, 64, None);
         let mut rest = Vec::new();
         for (key, value) in pairs {
             match key.as_str() {
                 "psn" => attr.sq_psn = Psn::new(number(key, value)? as u32),
                 "sq" => max_send_wr = number(key, value)? as u32,
                 "rq" => max_recv_wr = number(key, value)? as u32,
+                "cq" => cq = Some(number(key, value)? as u32),
                 "sig_all" => sig_all = value == "true",
                 _ => rest.push((key.clone(), value.clone())),
             }
         }
         self.apply(&mut attr, &rest)?;
-        let spec = QpSpec { node, pd, qp_type, srq, sig_all, max_send_wr, max_recv_wr, config: self.config };
+        let spec = QpSpec { node, pd, qp_type, srq, sig_all, max_send_wr, max_recv_wr, cq, config: self.config };
         let qp = self.stage.add_qp(&spec)?;
         self.evidence.saw("object", format!("{qp_type} queue pair"));
         self.actors.insert(name.to_string(), Actor { node, qp, qp_type, attr, peer: None });

@@ -220,8 +220,14 @@ pub enum Statement {
     Count { node: String, label: String, value: u64 },
     /// `pkey a port=1 index=0 0x8001`.
     PKey { node: String, port: u8, index: u16, value: u16 },
-    /// `gid a port=1 removed`.
-    GidGone { node: String, port: u8 },
+    /// `port a down port=1`: down, up, remove_gid, add_gid.
+    PortChange { node: String, port: u8, change: String },
+    /// `fail_device a`.
+    FailDevice { node: String },
+    /// `group M 239.1.2.3`: a name for a multicast group.
+    Group { name: String, gid: scalefabric_wire::Gid },
+    /// `attach B M`, `detach B M`.
+    Attach { qp: String, group: String, join: bool, refused: Option<String> },
     /// `gone m`: the memory goes away.
     Gone { region: String },
     /// `dereg m`.
@@ -231,7 +237,7 @@ pub enum Statement {
     /// `arm S limit=2`.
     Arm { srq: String, limit: u32 },
     /// `destroy A`.
-    Destroy { qp: String },
+    Destroy { qp: String, refused: Option<String> },
 }
 
 /// What memory must hold.

@@ -165,14 +165,31 @@ fn statement(line: usize, text: &str) -> Result<Statement, ScriptError> {
             let value = words.need_number("value")? as u16;
             Statement::PKey { node, port, index, value }
         }
-        "gid_gone" => {
-            Statement::GidGone { node: words.bare("a node")?, port: words.number("port")?.unwrap_or(1) as u8 }
+        "port" => Statement::PortChange {
+            node: words.bare("a node")?,
+            change: words.bare("down, up, remove_gid or add_gid")?,
+            port: words.number("port")?.unwrap_or(1) as u8,
+        },
+        "fail_device" => Statement::FailDevice { node: words.bare("a node")? },
+        "group" => {
+            let (name, address) = (words.bare("a name")?, words.bare("an address")?);
+            match address.parse() {
+                Ok(ip) => Statement::Group { name, gid: scalefabric_wire::Gid::from_ip(ip) },
+                Err(_) => return words.error(format!("{address} is no IP address")),
+            }
+        }
+        "attach" | "detach" => {
+            let (qp, group) = (words.bare("a QP")?, words.bare("a group")?);
+            Statement::Attach { qp, group, join: first == "attach", refused: refusal(&mut words)? }
         }
         "gone" => Statement::Gone { region: words.bare("a region")? },
         "dereg" => Statement::Dereg { region: words.bare("a region")? },
         "fail" => Statement::Fail { qp: words.bare("a QP")?, status: status(&mut words)? },
         "arm" => Statement::Arm { srq: words.bare("an SRQ")?, limit: words.need_number("limit")? as u32 },
-        "destroy" => Statement::Destroy { qp: words.bare("a QP")? },
+        "destroy" => {
+            let refused = refusal(&mut words)?;
+            Statement::Destroy { qp: words.bare("a QP")?, refused }
+        }
         _ => return words.error(format!("'{first}' is no statement")),
     };
     words.finish()?;
@@ -201,7 +218,8 @@ fn region(words: &mut Words) -> Result<Statement, ScriptError> {
         },
     };
     let access = match words.pair("access") {
-        None => AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE | AccessFlags::MW_BIND,
+        // Persistence is only for memory that is a file's: a script asks for it by name.
+        None => (AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE | AccessFlags::MW_BIND) - AccessFlags::FLUSH_PERSISTENT,
         Some(text) => access(words, &text)?,
     };
     Ok(Statement::Region {
