@@ -12,6 +12,8 @@ mod initiator;
 mod namespace;
 mod parent;
 mod pattern;
+#[cfg(test)]
+mod rehearsal;
 mod report;
 pub mod step;
 mod target;

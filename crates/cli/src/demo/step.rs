@@ -170,13 +170,13 @@ impl Plan<'_> {
         if operation.is_atomic() {
             return vec![8];
         }
-        if transport != Transport::Ud {
+        if transport.is_reliable() {
             return self.sizes.to_vec();
         }
-        let mut sizes: Vec<u32> = self.sizes.iter().copied().filter(|size| *size <= self.path_mtu).collect();
-        if sizes.len() < self.sizes.len() && !sizes.contains(&self.path_mtu) {
-            sizes.push(self.path_mtu);
-        }
+        // Where messages may be lost, each says its number in its first 8 bytes.
+        let largest = if transport == Transport::Ud { self.path_mtu } else { u32::MAX };
+        let mut sizes: Vec<u32> = self.sizes.iter().map(|size| (*size).clamp(8, largest)).collect();
+        sizes.dedup();
         sizes
     }
 
