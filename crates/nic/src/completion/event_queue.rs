@@ -7,13 +7,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use scalefabric_verbs::{Errno, VerbsError};
 
-use crate::ring::atomic::lock;
+use crate::ring::atomic::{Mutex, lock};
 
 /// Events that wait at most. An application that never reads them loses the oldest: memory must not grow for ever.
 const MAX_WAITING: usize = 1 << 16;

@@ -7,6 +7,9 @@ mod cqe;
 mod event_queue;
 mod ring;
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+
 pub use event_queue::EventQueue;
 pub use ring::{CompletionRing, Polled, Producer, Pushed, completion_queue};
 

@@ -9,12 +9,12 @@
 //! looks at what is waited for. A full fence in between on both sides makes sure that at least one of them sees the
 //! other, so "request, poll once more, sleep" loses no wake-up.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use scalefabric_verbs::{Qpn, WcStatus, WorkCompletion};
 
 use super::cqe::Cqe;
-use crate::ring::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, lock};
+use crate::ring::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, fence, lock};
 
 /// Entries of the first segment.
 const FIRST_SEGMENT: u64 = if cfg!(loom) { 2 } else { 64 };

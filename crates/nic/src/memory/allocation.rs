@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use scalefabric_verbs::{Errno, VerbsError};
 
-use crate::ring::atomic::lock;
+use crate::ring::atomic::{Mutex, lock};
 
 const PAGE: usize = 4096;
 const ARENA: usize = 64 << 20;

@@ -13,6 +13,8 @@ mod allocation;
 mod copy;
 pub mod guard;
 mod key;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod probe;
 mod region;
 mod table;

@@ -1,7 +1,6 @@
 //! A registered region, as its owner holds it.
 
 use std::sync::Arc;
-use std::sync::Mutex;
 
 use scalefabric_verbs::{AccessFlags, Errno, LKey, RKey, VerbsError};
 
@@ -9,7 +8,7 @@ use super::allocation::Allocation;
 use super::copy::{self, Gone};
 use super::guard;
 use super::table::{self, Entry, MemoryTable, PdId};
-use crate::ring::atomic::{AtomicU32, Ordering, fence, lock};
+use crate::ring::atomic::{AtomicU32, Mutex, Ordering, fence, lock};
 
 /// What is to be registered.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@
 //! generation as its hazard, and [`MemoryTable::quiesce`] is where revocation will wait for it, too.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use scalefabric_verbs::{AccessFlags, Errno, MwType, Qpn, VerbsError};
 
@@ -23,7 +23,7 @@ use super::key::{KeySpace, MAX_SLOTS};
 use super::region::{Region, Registration};
 use super::window::Window;
 use super::{guard, probe};
-use crate::ring::atomic::{AtomicU32, AtomicU64, Ordering, fence, lock};
+use crate::ring::atomic::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
 /// Names a protection domain inside this process. Unique while the PD lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -442,11 +442,20 @@ fn wait(_rounds: u32) {
 }
 
 /// A number that no other living thread has; not 0.
+#[cfg(not(loom))]
 pub(super) fn thread_token() -> u64 {
     thread_local! {
         static HERE: u8 = const { 0 };
     }
     HERE.with(|here| (&raw const *here) as u64)
+}
+
+#[cfg(loom)]
+pub(super) fn thread_token() -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    loom::thread::current().id().hash(&mut hasher);
+    hasher.finish()
 }
 
 pub(super) fn check_rights(access: AccessFlags) -> Result<(), VerbsError> {

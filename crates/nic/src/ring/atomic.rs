@@ -1,13 +1,18 @@
-//! The atomics that rings and completion queues are made of: those of `std`, or loom's when built with `--cfg loom`.
+//! The atomics and locks that rings, completion queues and the memory table are made of: those of `std`, or loom's when
+//! built with `--cfg loom`.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
+};
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+pub use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
+};
 
 /// Locks, and goes on if another holder panicked: what these locks guard is whole between any two statements.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -11,6 +11,9 @@ mod send;
 mod shared_recv;
 mod unit;
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+
 pub use recv::{RecvPoster, RecvRing};
 pub use send::{SendData, SendEntry, SendPoster, SendRing, SendRingConfig};
 pub use shared_recv::{SharedPoster, SharedRecvRing};

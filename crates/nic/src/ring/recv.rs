@@ -1,13 +1,11 @@
 //! The receive queue's ring: taken and freed in order. A WQE is its wr_id, a control word and its SGEs, three of them in
 //! the first unit.
 
-use std::sync::{Mutex, MutexGuard};
-
 use scalefabric_transport::host::RecvWqe;
 use scalefabric_verbs::Sge;
 
 use super::Refusal;
-use super::atomic::{AtomicU32, Ordering, lock};
+use super::atomic::{AtomicU32, Mutex, MutexGuard, Ordering, lock};
 use super::unit::{Slots, UNIT_BYTES, message_length};
 
 /// Slots of receive WQEs, as the RQ and the SRQ have them.

@@ -1,15 +1,13 @@
 //! The send queue's ring. A WQE is a control unit, for datagrams an address unit, and then its SGEs (four to a unit) or
 //! its inline bytes. The stride is fixed when the queue is made.
 
-use std::sync::{Mutex, MutexGuard};
-
 use scalefabric_transport::host::{SendWqe, WqeOp};
 use scalefabric_verbs::{
     AccessFlags, AddressVector, FlushLevel, FlushPlacement, Gid, LKey, MwType, QKey, Qpn, RKey, SendFlags, Sge, Srqn,
 };
 
 use super::Refusal;
-use super::atomic::{AtomicU32, Ordering, lock};
+use super::atomic::{AtomicU32, Mutex, MutexGuard, Ordering, lock};
 use super::unit::{Slots, UNIT_BYTES, WORDS, message_length};
 use crate::memory::Bind;
 

@@ -2,13 +2,13 @@
 //! once. Slot numbers travel in a circle through two index rings: *free* (engine to poster) and *ready* (poster to
 //! engine), each with one producer and one consumer.
 
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::OnceLock;
 
 use scalefabric_transport::host::RecvWqe;
 use scalefabric_verbs::{Sge, Srqn};
 
 use super::Refusal;
-use super::atomic::{AtomicU32, Ordering, lock};
+use super::atomic::{AtomicU32, Mutex, MutexGuard, Ordering, lock};
 use super::recv::RecvSlots;
 
 /// Segments of slots: the first holds the initial capacity, each later one as many as all before it.
