@@ -2,7 +2,7 @@
 //! broken NIC would have sent or understood them; the packet then gets a right ICRC, so that only the checkers can tell.
 
 use scalefabric_wire::Qpn;
-use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
+use scalefabric_wire::opcode::{Operation, Position, Service};
 use scalefabric_wire::packet::{Headers, Packet};
 
 /// Which rule is broken. Each is meant for one checker.
@@ -84,7 +84,7 @@ impl Canary {
                 rewrite(bytes, headers, &[]);
                 true
             }
-            (Rule::DamagePayload, Operation::Send | Operation::Write | Operation::ReadResponse)
+            (Rule::DamagePayload, Operation::Send | Operation::ReadResponse)
                 if payload.len() > 8 && self.occasion(Rule::DamagePayload) =>
             {
                 let at = headers.len() + 3;
@@ -130,9 +130,4 @@ fn rewrite(bytes: &mut Vec<u8>, headers: Headers, payload: &[u8]) {
     if packet.emit(&mut out).is_ok() {
         *bytes = out;
     }
-}
-
-/// The opcode of a plain RC WRITE of one packet, for forgeries.
-pub fn write_only() -> Opcode {
-    Opcode::find(Service::Rc, Operation::Write, Position::Only).expect("the table has it")
 }

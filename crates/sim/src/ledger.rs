@@ -250,6 +250,24 @@ impl Flow {
         }
     }
 
+    /// The SEND whose message this is; the newest, should two be equal.
+    pub fn message(&self, message: &[u8]) -> Option<usize> {
+        let mut want = [0; MAX_MESSAGE];
+        (0..self.ops.len()).rev().find(|&index| {
+            let op = &self.ops[index];
+            let send = matches!(op.kind, Kind::Send | Kind::SendImm) && op.length == message.len();
+            let (start, want) = (message.len().min(8), &mut want[..message.len().min(MAX_MESSAGE)]);
+            if !send {
+                return false;
+            }
+            crate::random::fill(op.key, 0, &mut want[..start]);
+            want[..start] == message[..start] && {
+                crate::random::fill(op.key, 0, want);
+                want == message
+            }
+        })
+    }
+
     /// The operation whose message must be received next.
     pub fn expect_receive(&self) -> Option<usize> {
         (self.next_receive..self.ops.len()).find(|&i| self.ops[i].kind.takes_receive())

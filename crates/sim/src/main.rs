@@ -1,14 +1,14 @@
 //! `sfab-sim`: runs seeds, several at a time, and prints one line for each that fails. Started by `cargo xtask sim`.
 //!
 //! Options: `--seed N` (one seed), `--seeds N` (that many, from `--from`, default 0), `--pattern NAME` (default: each seed its
-//! own), `--threads N`, `--list`, `--verbose`. Exit code 1 if a seed failed, 2 if the options make no sense.
+//! own), `--threads N`, `--list`, `--verbose`, `--trace` (every packet). Exit code 1 if a seed failed, 2 if the options make no sense.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use scalefabric_sim::pattern::{Fault, PATTERNS, Pattern};
-use scalefabric_sim::run::{Failure, run};
+use scalefabric_sim::run::{Failure, run_with};
 use scalefabric_sim::world::Outcome;
 
 const DEFAULT_SEEDS: u64 = 1_000;
@@ -21,11 +21,12 @@ struct Options {
     pattern: Option<&'static Pattern>,
     threads: usize,
     verbose: bool,
+    trace: bool,
 }
 
 fn parse() -> Result<Option<Options>, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options = Options { first: 0, count: DEFAULT_SEEDS, pattern: None, threads, verbose: false };
+    let mut options = Options { first: 0, count: DEFAULT_SEEDS, pattern: None, threads, verbose: false, trace: false };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -35,6 +36,7 @@ fn parse() -> Result<Option<Options>, String> {
             "--seeds" => options.count = number(value()?)?,
             "--from" => options.first = number(value()?)?,
             "--threads" => options.threads = number(value()?)?.clamp(1, 256) as usize,
+            "--trace" => options.trace = true,
             "--verbose" => options.verbose = true,
             "--pattern" => {
                 let name = value()?;
@@ -52,7 +54,7 @@ fn parse() -> Result<Option<Options>, String> {
             other => {
                 return Err(format!(
                     "unknown option {other:?}; there are --seed N, --seeds N, --from N, --pattern NAME, --threads N, \
-                     --verbose, --list"
+                     --verbose, --trace, --list"
                 ));
             }
         }
@@ -104,7 +106,8 @@ fn main() -> ExitCode {
                         return;
                     }
                     let seed = options.first + i;
-                    match run(seed, options.pattern.unwrap_or_else(|| Pattern::of_seed(seed)), None) {
+                    let pattern = options.pattern.unwrap_or_else(|| Pattern::of_seed(seed));
+                    match run_with(seed, pattern, None, options.trace) {
                         Ok(outcome) => {
                             if options.verbose {
                                 println!("seed {seed}: {outcome:?}");

@@ -82,6 +82,8 @@ pub struct Pattern {
     pub name: &'static str,
     /// What it does.
     pub text: &'static str,
+    /// The fault that must strike in every run.
+    pub main: Option<Fault>,
     faults: fn(&mut Random) -> Faults,
 }
 
@@ -108,11 +110,13 @@ pub const PATTERNS: &[Pattern] = &[
     Pattern {
         name: "loss",
         text: "packets are lost, one at a time",
+        main: Some(Fault::Loss),
         faults: |r| Faults { loss_ppm: r.range(10_000, 80_000) as u32, ..BACKGROUND },
     },
     Pattern {
         name: "burst-loss",
         text: "packets are lost in a row",
+        main: Some(Fault::BurstLoss),
         faults: |r| Faults {
             burst_ppm: r.range(2_000, 10_000) as u32,
             burst_packets: r.range(2, 12) as u32,
@@ -122,31 +126,37 @@ pub const PATTERNS: &[Pattern] = &[
     Pattern {
         name: "reorder",
         text: "packets overtake one another",
+        main: Some(Fault::Reorder),
         faults: |r| Faults { reorder_ppm: r.range(20_000, 200_000) as u32, ..BACKGROUND },
     },
     Pattern {
         name: "duplicate",
         text: "packets arrive twice",
+        main: Some(Fault::Duplicate),
         faults: |r| Faults { duplicate_ppm: r.range(20_000, 300_000) as u32, ..BACKGROUND },
     },
     Pattern {
         name: "corruption",
         text: "bits are flipped",
+        main: Some(Fault::Corruption),
         faults: |r| Faults { corrupt_ppm: r.range(10_000, 80_000) as u32, ..BACKGROUND },
     },
     Pattern {
         name: "lost-acks",
         text: "answers are lost, so that requests are repeated",
+        main: Some(Fault::LostAck),
         faults: |r| Faults { lost_ack_ppm: r.range(50_000, 250_000) as u32, ..BACKGROUND },
     },
     Pattern {
         name: "rnr-starvation",
         text: "receivers post their receives late, or never",
+        main: Some(Fault::ReceiverNotReady),
         faults: |r| Faults { starve_ppm: r.range(100_000, 500_000) as u32, ..BACKGROUND },
     },
     Pattern {
         name: "psn-wrap",
         text: "sequence numbers wrap in the middle of everything",
+        main: Some(Fault::PsnWrap),
         faults: |r| Faults {
             psn_wrap: true,
             loss_ppm: r.range(5_000, 30_000) as u32,
@@ -157,17 +167,20 @@ pub const PATTERNS: &[Pattern] = &[
     Pattern {
         name: "link-flap",
         text: "ports go down and come back",
+        main: Some(Fault::LinkFlap),
         faults: |r| Faults { flap_ns: r.range(5_000, 1_500_000), ..BACKGROUND },
     },
     Pattern {
         name: "mtu-change",
         text: "the path takes only small packets for a while",
+        main: Some(Fault::MtuChange),
         faults: |r| Faults { mtu_ns: r.range(5_000, 1_500_000), ..BACKGROUND },
     },
-    Pattern { name: "mix", text: "three to six of the others at once", faults: mix },
+    Pattern { name: "mix", text: "three to six of the others at once", main: None, faults: mix },
     Pattern {
         name: "calm",
         text: "next to nothing: what breaks here is no matter of faults",
+        main: None,
         faults: |_| Faults { loss_ppm: 1_000, burst_ppm: 0, forge_ppm: 3_000, ..BACKGROUND },
     },
 ];

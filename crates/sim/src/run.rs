@@ -29,8 +29,19 @@ impl fmt::Display for Failure {
 
 /// Runs a seed under a pattern, with a rule broken on purpose if a canary is given.
 pub fn run(seed: u64, pattern: &'static Pattern, canary: Option<Canary>) -> Result<Outcome, Failure> {
+    run_with(seed, pattern, canary, false)
+}
+
+/// As [`run`], and prints what the wire carries if `trace` is set.
+pub fn run_with(seed: u64, pattern: &'static Pattern, canary: Option<Canary>, trace: bool) -> Result<Outcome, Failure> {
     let failure = |checker, what| Failure { seed, pattern: pattern.name, checker, what };
-    let attempt = AssertUnwindSafe(|| World::new(seed, pattern, canary).and_then(World::run));
+    let attempt = AssertUnwindSafe(|| {
+        let mut world = World::new(seed, pattern, canary)?;
+        if trace {
+            world.trace();
+        }
+        world.run()
+    });
     let outcome = match catch_unwind(attempt) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(Stop::Violation(violation))) => return Err(failure(violation.checker, violation.what)),
@@ -42,7 +53,8 @@ pub fn run(seed: u64, pattern: &'static Pattern, canary: Option<Canary>) -> Resu
         }
     };
     let kinds = outcome.faults.iter().filter(|&&count| count > 0).count();
-    if outcome.packets < MIN_PACKETS || kinds < MIN_KINDS {
+    let main = pattern.main.is_none_or(|main| outcome.faults[main as usize] > 0);
+    if outcome.packets < MIN_PACKETS || kinds < MIN_KINDS || !main {
         let what = format!("too tame: {} packets and {kinds} kinds of fault", outcome.packets);
         return Err(failure("harness", what));
     }

@@ -15,7 +15,7 @@ use scalefabric_transport::DropReason;
 use scalefabric_wire::icrc::Flow;
 use scalefabric_wire::opcode::{Operation, Service};
 use scalefabric_wire::packet::{Headers, Packet, Syndrome};
-use scalefabric_wire::{Gid, Psn, Qpn};
+use scalefabric_wire::{Gid, Psn, Qpn, describe};
 
 use crate::canary::Canary;
 use crate::pattern::{Fault, Faults};
@@ -51,14 +51,20 @@ struct OnTheWay {
 
 /// What one responder-to-requester direction of a QP has heard, for the judgement on retry limits. Index: NIC and QPN of
 /// the requester.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
     /// Requester.
     pub nic: usize,
     /// Its QP.
     pub qpn: Qpn,
+    /// Its peer's NIC and QP.
+    peer: (usize, Qpn),
+    /// Path MTU, bytes.
+    mtu: u32,
     /// Newest PSN that a delivered answer has acknowledged.
-    newest: Option<Psn>,
+    newest: Psn,
+    /// PSNs of READs and atomics that were sent and not answered yet: first and last.
+    owed: Vec<(Psn, Psn)>,
     /// When an answer last got the requester further.
     pub progress_ns: u64,
     /// Answers since then that did not: NAKs, repetitions, answers out of order.
@@ -111,24 +117,52 @@ impl Tally {
         }
         let qpn = headers.bth.dest_qp;
         let Some(heard) = self.heard.iter_mut().find(|heard| heard.nic == nic && heard.qpn == qpn) else { return };
-        // A NAK acknowledges what comes before it.
-        let acknowledged = match headers.aeth.map(|aeth| aeth.syndrome) {
-            Some(Syndrome::RnrNak(_)) => {
-                heard.rnr_naks += 1;
-                headers.bth.psn.sub(1)
-            }
-            Some(Syndrome::Nak(_)) => headers.bth.psn.sub(1),
-            _ => headers.bth.psn,
-        };
-        if heard.newest.is_none_or(|newest| newest.is_before(acknowledged)) {
-            heard.newest = Some(acknowledged);
+        // A NAK acknowledges what comes before it, and asks for a repetition all the same.
+        let syndrome = headers.aeth.map(|aeth| aeth.syndrome);
+        let nak = matches!(syndrome, Some(Syndrome::Nak(_)));
+        let rnr = matches!(syndrome, Some(Syndrome::RnrNak(_)));
+        let mut acknowledged = headers.bth.psn.sub(u32::from(nak || rnr));
+        heard.rnr_naks += u32::from(rnr);
+        // An answer that leaves out what a READ or an atomic still owes says that it was lost: an implied NAK (clause
+        // 9.7.5.1.3). It acknowledges what was before that, and nothing else.
+        let own = matches!(info.operation, Operation::ReadResponse | Operation::AtomicAcknowledge);
+        let newest = heard.newest;
+        let missing = heard.owed.iter().find_map(|&(first, last)| {
+            let from = if newest.is_before(first) { first } else { newest.next() };
+            let before = if own { acknowledged.sub(1) } else { acknowledged };
+            (!last.is_before(from) && !before.is_before(from)).then_some(from)
+        });
+        if let Some(missing) = missing {
+            acknowledged = missing.sub(1);
+        }
+        if newest.is_before(acknowledged) {
+            heard.newest = acknowledged;
+            heard.owed.retain(|&(_, last)| acknowledged.is_before(last));
             heard.progress_ns = now_ns;
-            heard.fruitless = 0;
-            if !matches!(headers.aeth.map(|aeth| aeth.syndrome), Some(Syndrome::RnrNak(_))) {
+            heard.fruitless = u32::from(nak || missing.is_some());
+            if !rnr {
                 heard.rnr_naks = 0;
             }
         } else {
             heard.fruitless += 1;
+        }
+    }
+
+    /// A requester sends.
+    fn ask(&mut self, nic: usize, headers: &Headers) {
+        let bth = &headers.bth;
+        let Some(heard) = self.heard.iter_mut().find(|heard| heard.nic == nic && heard.peer.1 == bth.dest_qp) else {
+            return;
+        };
+        let packets = match (bth.opcode.info().operation, headers.reth) {
+            (Operation::ReadRequest, Some(reth)) => reth.dma_len.div_ceil(heard.mtu).max(1),
+            (Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite | Operation::Flush, _) => 1,
+            _ => return,
+        };
+        let last = bth.psn.add(packets - 1);
+        // A repetition begins in the middle of the first one, and ends where that ended.
+        if heard.newest.is_before(last) && !heard.owed.iter().any(|&(_, end)| end == last) {
+            heard.owed.push((bth.psn, last));
         }
     }
 }
@@ -161,6 +195,8 @@ pub struct State {
     free: Vec<usize>,
     spare: Vec<Vec<u8>>,
     quiet: bool,
+    /// Every packet that arrives or is lost is printed.
+    pub trace: bool,
     /// Bytes that no packet may carry.
     secret: Option<[u8; 8]>,
     /// A rule that is broken on purpose.
@@ -189,6 +225,7 @@ impl SimWire {
             free: Vec::new(),
             spare: Vec::new(),
             quiet: false,
+            trace: false,
             secret: None,
             canary: None,
             tally: Tally::default(),
@@ -224,9 +261,20 @@ impl State {
         self.secret = Some(secret);
     }
 
-    /// Watches what a requester hears.
-    pub fn watch(&mut self, nic: usize, qpn: Qpn) {
-        self.tally.heard.push(Heard { nic, qpn, newest: None, progress_ns: 0, fruitless: 0, rnr_naks: 0 });
+    /// Watches what a requester hears whose first PSN is `psn`.
+    pub fn watch(&mut self, nic: usize, qpn: Qpn, peer: (usize, Qpn), mtu: u32, psn: Psn) {
+        let heard = Heard {
+            nic,
+            qpn,
+            peer,
+            mtu,
+            newest: psn.sub(1),
+            owed: Vec::new(),
+            progress_ns: 0,
+            fruitless: 0,
+            rnr_naks: 0,
+        };
+        self.tally.heard.push(heard);
     }
 
     /// The requester begins a message after a silence: its patience counts from now.
@@ -277,6 +325,7 @@ impl State {
 
     fn deliver(&mut self, packet: OnTheWay) -> bool {
         let to = packet.to;
+        self.show(if packet.forged { "forged" } else { "arrives" }, to, &packet.bytes);
         if self.endpoints[to].down_until > self.now {
             self.recycle(packet.bytes);
             return false;
@@ -293,6 +342,13 @@ impl State {
         }
         self.endpoints[to].inbox.push_back(packet);
         true
+    }
+
+    fn show(&self, what: &str, to: usize, bytes: &[u8]) {
+        if self.trace {
+            let text = Headers::parse(bytes).map_or_else(|e| e.to_string(), |(headers, _)| describe::headers(&headers));
+            println!("{:>10} {what:8} at {to}: {text}, {} bytes", self.now, bytes.len());
+        }
     }
 
     fn recycle(&mut self, bytes: Vec<u8>) {
@@ -361,9 +417,11 @@ impl State {
             forged: false,
             bytes: self.buffer(bytes),
         };
-        if let Some(secret) = self.secret {
-            let payload = Packet::parse(bytes).map_or(&[][..], |packet| packet.payload);
-            self.tally.leaks += u64::from(payload.windows(8).any(|window| window == secret));
+        if let Ok(parsed) = Packet::parse(bytes) {
+            self.tally.ask(from, &parsed.headers);
+            if let Some(secret) = self.secret {
+                self.tally.leaks += u64::from(parsed.payload.windows(8).any(|window| window == secret));
+            }
         }
         if self.canary.is_some() {
             self.run_canary(&mut packet);
@@ -372,6 +430,7 @@ impl State {
             return self.enqueue(due, packet);
         }
         if self.is_lost(from, to, &packet.bytes) {
+            self.show("lost", to, &packet.bytes);
             return self.recycle(packet.bytes);
         }
         let faults = self.faults;

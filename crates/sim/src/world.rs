@@ -98,6 +98,8 @@ struct Lane {
     #[allow(dead_code)] // Keeps the region.
     target_region: Arc<dyn MemoryRegion>,
     ah: Option<Arc<dyn AddressHandle>>,
+    /// Nothing is posted before: services that wait for no answer would flood the wire.
+    next_post: u64,
 }
 
 struct Connection {
@@ -111,6 +113,8 @@ struct Connection {
 pub struct World {
     wire: SimWire,
     faults: Faults,
+    /// The fault that must strike before the run may end.
+    main: Option<Fault>,
     random: Random,
     stations: Vec<Station>,
     connections: Vec<Connection>,
@@ -158,6 +162,7 @@ impl World {
         let mut world = Self {
             wire,
             faults,
+            main: pattern.main,
             stations,
             connections: Vec::new(),
             lanes: Vec::new(),
@@ -208,7 +213,8 @@ impl World {
             let (from, to) = (plan.nics[side], plan.nics[1 - side]);
             let qp = &pair.qps[side];
             self.ledger.flows.push(Flow::new(id, from, to, qp.qp_type(), plan.limits()));
-            self.wire.state().watch(from, qp.qp_num());
+            let peer = (to, pair.qps[1 - side].qp_num());
+            self.wire.state().watch(from, qp.qp_num(), peer, plan.mtu.bytes(), Psn::new(plan.psns[side]));
             let pd = self.stations[to].pd.clone();
             let (target_region, target_offset) = self.stations[to].carve(&pd, TARGET_LEN, everything())?;
             let pd = &self.stations[from].pd;
@@ -228,6 +234,7 @@ impl World {
                 target_rkey: target_region.rkey(),
                 target_region,
                 ah,
+                next_post: 0,
             });
             flows[side] = Some(id);
         }
@@ -257,6 +264,11 @@ impl World {
             self.victims.push(Victim { plan, pair });
         }
         Ok(())
+    }
+
+    /// Prints what the wire carries, and completions.
+    pub fn trace(&mut self) {
+        self.wire.state().trace = true;
     }
 
     /// Runs to the end.
@@ -303,6 +315,11 @@ impl World {
         for receiver in &self.receivers {
             if receiver.wants() && receiver.hungry_until > self.now {
                 next = next.min(receiver.hungry_until);
+            }
+        }
+        if self.finishing.is_none() {
+            for lane in self.lanes.iter().filter(|lane| lane.next_post > self.now) {
+                next = next.min(lane.next_post);
             }
         }
         for &until in &self.port_down {
@@ -370,7 +387,7 @@ impl World {
                 (true, false) => self.wire.state().cut(nic, until),
                 (false, _) => self.wire.state().narrow(nic, until),
             }
-            self.next_flap = until + self.random.range(100_000, 800_000);
+            self.next_flap = until + self.random.range(50_000, 400_000);
         }
         if self.kill_at.is_some_and(|at| at <= self.now) {
             self.kill_at = None;
@@ -462,8 +479,11 @@ impl World {
         for lane in 0..self.lanes.len() {
             let chain = self.lanes[lane].source.chain_length();
             let flow = &self.ledger.flows[lane];
-            if flow.is_dead() || flow.outstanding() + chain > SLOTS - 2 {
+            if flow.is_dead() || flow.outstanding() + chain > SLOTS - 2 || self.lanes[lane].next_post > self.now {
                 continue;
+            }
+            if !flow.is_reliable() {
+                self.lanes[lane].next_post = self.now + self.random.range(3_000, 30_000);
             }
             self.post_chain(lane, chain)?;
             posted = true;
@@ -471,6 +491,7 @@ impl World {
         let operations: usize = self.ledger.flows.iter().map(|flow| flow.ops.len()).sum();
         let tally = &self.wire.state().tally;
         let enough = tally.delivered >= MIN_PACKETS && tally.kinds() >= MIN_KINDS && self.kill_at.is_none();
+        let enough = enough && self.main.is_none_or(|main| tally.faults[main as usize] > 0);
         if enough || operations > MAX_OPS {
             self.finishing = Some(self.now);
         }
@@ -593,6 +614,10 @@ impl World {
     }
 
     fn completed(&mut self, wc: &WorkCompletion) -> Result<(), Stop> {
+        if self.wire.state().trace {
+            let (flow, op) = (wc.wr_id >> 32, wc.wr_id & 0xffff_ffff);
+            println!("{:>10} flow {flow} operation {op}: {:?} on {}", self.now, wc.status, wc.qp_num);
+        }
         let forgotten = self.wire.state().canary.as_mut().is_some_and(|canary| canary.occasion(Rule::ForgetCompletion));
         if forgotten {
             return Ok(());

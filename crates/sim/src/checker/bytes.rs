@@ -1,9 +1,9 @@
 //! Bytes: what was sent is what arrived, what was written is what stands there, what was read is what stood there.
 
-use scalefabric_verbs::{WcFlags, WcStatus};
+use scalefabric_verbs::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use super::{Checker, Event, Remains, Violation};
-use crate::ledger::{Kind, Ledger, SLOTS};
+use crate::ledger::{Kind, Ledger, Op, SLOTS};
 use crate::random::fill;
 use crate::wire::Tally;
 
@@ -59,7 +59,7 @@ impl Checker for Bytes {
             Event::Received { flow, wc, message, .. } if wc.status == WcStatus::Success => {
                 let flow = &ledger.flows[flow];
                 if !flow.is_reliable() {
-                    return Ok(());
+                    return whole(flow, wc, message);
                 }
                 let Some(index) = flow.expect_receive() else { return Ok(()) };
                 let op = &flow.ops[index];
@@ -106,6 +106,23 @@ impl Checker for Bytes {
             }
         }
         Ok(())
+    }
+}
+
+/// UC and UD: a message that arrives is one that was sent, whole.
+fn whole(flow: &crate::ledger::Flow, wc: &WorkCompletion, message: &[u8]) -> Result<(), Violation> {
+    let imm = wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm);
+    if wc.opcode == WcOpcode::RecvRdmaWithImm {
+        let sent = |op: &Op| op.kind == Kind::WriteImm && Some(op.imm) == imm && op.length == wc.byte_len as usize;
+        return match flow.ops.iter().any(sent) {
+            true => Ok(()),
+            false => Err(wrong(format!("flow {}: a WRITE with immediate {imm:x?} that nobody sent", flow.id))),
+        };
+    }
+    match flow.message(message) {
+        Some(index) if imm == (flow.ops[index].kind == Kind::SendImm).then_some(flow.ops[index].imm) => Ok(()),
+        Some(index) => Err(wrong(format!("flow {}: message {index} came with immediate {imm:x?}", flow.id))),
+        None => Err(wrong(format!("flow {}: a message of {} bytes that nobody sent", flow.id, message.len()))),
     }
 }
 

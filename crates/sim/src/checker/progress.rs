@@ -34,7 +34,9 @@ impl Checker for Progress {
             (WcStatus::RetryExcErr, Some(heard)) => {
                 // Each repetition was brought about by a timeout, or by an answer that did not help.
                 let silence = now.saturating_sub(heard.progress_ns);
-                let tries = silence / limits.timeout_ns + u64::from(heard.fruitless);
+                // The timer counts from the sending, which was up to a round trip before the last answer.
+                let round_trip = (limits.timeout_ns / 2).min(60_000);
+                let tries = (silence + round_trip) / limits.timeout_ns + u64::from(heard.fruitless);
                 if tries <= u64::from(limits.retry_cnt) {
                     return Err(wrong(format!(
                         "flow {}: gave up on {op} after {silence} ns and {} fruitless answers; retry_cnt {} and timeout {} \

@@ -1,0 +1,74 @@
+//! Seeds keep every promise; the same seed is the same run; and a rule that is broken on purpose is noticed by the checker
+//! that it is meant for.
+
+use scalefabric_sim::canary::{Canary, Rule};
+use scalefabric_sim::pattern::{PATTERNS, Pattern};
+use scalefabric_sim::run::run;
+
+#[test]
+fn a_few_seeds_of_every_pattern_keep_every_promise() {
+    for pattern in PATTERNS {
+        for seed in 100..104 {
+            if let Err(failure) = run(seed, pattern, None) {
+                panic!("{failure}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in 0..12 {
+        let pattern = Pattern::of_seed(seed);
+        let (first, second) = (run(seed, pattern, None), run(seed, pattern, None));
+        assert_eq!(first, second, "cargo xtask sim --seed {seed} --pattern {}", pattern.name);
+        assert_ne!(first, run(seed + 1000, pattern, None));
+    }
+}
+
+/// Runs seeds with the rule broken until it was caught ten times; whatever struck must have been caught by `checker`.
+fn is_caught(rule: Rule, checker: &str) {
+    let pattern = Pattern::find("loss").unwrap();
+    let mut caught = 0;
+    for seed in 0..10 {
+        match run(seed, pattern, Some(Canary::new(rule, 3 + seed as u32))) {
+            Err(failure) => {
+                assert_eq!(failure.checker, checker, "{rule:?}: {failure}");
+                assert!(failure.to_string().starts_with(&format!("cargo xtask sim --seed {seed} --pattern loss")));
+                caught += 1;
+            }
+            Ok(outcome) => panic!("{rule:?} went unnoticed with seed {seed}: {outcome:?}"),
+        }
+    }
+    assert_eq!(caught, 10);
+}
+
+#[test]
+fn a_write_that_is_acknowledged_and_not_done_is_noticed() {
+    is_caught(Rule::AcknowledgeUnwritten, "bytes");
+}
+
+#[test]
+fn a_damaged_payload_is_noticed() {
+    is_caught(Rule::DamagePayload, "bytes");
+}
+
+#[test]
+fn messages_that_change_places_are_noticed() {
+    is_caught(Rule::SwapMessages, "order");
+}
+
+#[test]
+fn an_atomic_that_is_done_twice_is_noticed() {
+    is_caught(Rule::RepeatAtomic, "exactly once");
+}
+
+#[test]
+fn a_completion_that_is_forgotten_is_noticed() {
+    is_caught(Rule::ForgetCompletion, "progress");
+}
+
+#[test]
+fn a_write_where_nothing_was_granted_is_noticed() {
+    is_caught(Rule::WriteAnywhere, "isolation");
+}
