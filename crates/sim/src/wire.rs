@@ -46,6 +46,7 @@ struct OnTheWay {
     traffic_class: u8,
     hop_limit: u8,
     forged: bool,
+    damaged: bool,
     bytes: Vec<u8>,
 }
 
@@ -149,11 +150,10 @@ impl Tally {
     }
 
     /// A requester sends.
-    fn ask(&mut self, nic: usize, headers: &Headers) {
+    fn ask(&mut self, from: usize, to: usize, headers: &Headers) {
         let bth = &headers.bth;
-        let Some(heard) = self.heard.iter_mut().find(|heard| heard.nic == nic && heard.peer.1 == bth.dest_qp) else {
-            return;
-        };
+        let peer = (to, bth.dest_qp);
+        let Some(heard) = self.heard.iter_mut().find(|heard| heard.nic == from && heard.peer == peer) else { return };
         let packets = match (bth.opcode.info().operation, headers.reth) {
             (Operation::ReadRequest, Some(reth)) => reth.dma_len.div_ceil(heard.mtu).max(1),
             (Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite | Operation::Flush, _) => 1,
@@ -325,7 +325,17 @@ impl State {
 
     fn deliver(&mut self, packet: OnTheWay) -> bool {
         let to = packet.to;
-        self.show(if packet.forged { "forged" } else { "arrives" }, to, &packet.bytes);
+        self.show(
+            if packet.forged {
+                "forged"
+            } else if packet.damaged {
+                "damaged"
+            } else {
+                "arrives"
+            },
+            to,
+            &packet.bytes,
+        );
         if self.endpoints[to].down_until > self.now {
             self.recycle(packet.bytes);
             return false;
@@ -335,7 +345,9 @@ impl State {
         if !packet.forged
             && let Ok(parsed) = Packet::parse(&packet.bytes)
         {
-            self.tally.hear(to, &parsed.headers, self.now);
+            if !packet.damaged {
+                self.tally.hear(to, &parsed.headers, self.now);
+            }
             let bth = &parsed.headers.bth;
             let what = u64::from(bth.opcode.byte()) << 56 | u64::from(bth.psn.get()) << 32 | packet.bytes.len() as u64;
             self.tally.fingerprint = crate::random::mix(self.tally.fingerprint ^ what ^ self.now.rotate_left(17));
@@ -394,6 +406,7 @@ impl State {
             traffic_class: 0,
             hop_limit: 64,
             forged: true,
+            damaged: false,
             bytes,
         };
         self.enqueue(self.now + 1_000, packet);
@@ -415,10 +428,11 @@ impl State {
             traffic_class: train.traffic_class,
             hop_limit: train.hop_limit,
             forged: false,
+            damaged: false,
             bytes: self.buffer(bytes),
         };
         if let Ok(parsed) = Packet::parse(bytes) {
-            self.tally.ask(from, &parsed.headers);
+            self.tally.ask(from, to, &parsed.headers);
             if let Some(secret) = self.secret {
                 self.tally.leaks += u64::from(parsed.payload.windows(8).any(|window| window == secret));
             }
@@ -446,6 +460,7 @@ impl State {
         }
         if self.random.chance(faults.corrupt_ppm) {
             self.damage(&mut packet.bytes);
+            packet.damaged = true;
         }
         if self.random.chance(faults.reorder_ppm) {
             due += self.random.range(1_000, 40_000);
