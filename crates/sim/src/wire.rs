@@ -64,6 +64,8 @@ pub struct Heard {
     mtu: u32,
     /// Newest PSN that a delivered answer has acknowledged.
     newest: Psn,
+    /// Newest PSN that was asked for.
+    asked: Psn,
     /// PSNs of READs and atomics that were sent and not answered yet: first and last.
     owed: Vec<(Psn, Psn)>,
     /// When an answer last got the requester further.
@@ -72,6 +74,41 @@ pub struct Heard {
     pub fruitless: u32,
     /// RNR NAKs since then.
     pub rnr_naks: u32,
+    /// What could have been said before the last progress, and when that was: answers that come together are judged one
+    /// after the other by the requester, but seen together here.
+    before: Option<(u64, Patience)>,
+}
+
+/// What a requester has borne.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Patience {
+    /// ns without progress.
+    pub silence_ns: u64,
+    /// Answers that did not help.
+    pub fruitless: u32,
+    /// RNR NAKs.
+    pub rnr_naks: u32,
+}
+
+impl Heard {
+    fn patience_at(&self, now: u64) -> Patience {
+        let silence_ns = now.saturating_sub(self.progress_ns);
+        Patience { silence_ns, fruitless: self.fruitless, rnr_naks: self.rnr_naks }
+    }
+
+    /// What the requester may have borne when it gave up at `now`: at worst the sum of what was before and after a
+    /// progress of the same moment.
+    pub fn patience(&self, now: u64) -> Patience {
+        let after = self.patience_at(now);
+        match self.before {
+            Some((at, before)) if at == now => Patience {
+                silence_ns: before.silence_ns.max(after.silence_ns),
+                fruitless: before.fruitless.max(after.fruitless),
+                rnr_naks: before.rnr_naks.max(after.rnr_naks),
+            },
+            _ => after,
+        }
+    }
 }
 
 /// What happened on the wire.
@@ -122,6 +159,10 @@ impl Tally {
         let syndrome = headers.aeth.map(|aeth| aeth.syndrome);
         let nak = matches!(syndrome, Some(Syndrome::Nak(_)));
         let rnr = matches!(syndrome, Some(Syndrome::RnrNak(_)));
+        if heard.asked.is_before(headers.bth.psn) {
+            // An answer to what was never asked (clause 9.7.5.1.1): not looked at.
+            return;
+        }
         let mut acknowledged = headers.bth.psn.sub(u32::from(nak || rnr));
         heard.rnr_naks += u32::from(rnr);
         // An answer that leaves out what a READ or an atomic still owes says that it was lost: an implied NAK (clause
@@ -137,6 +178,15 @@ impl Tally {
             acknowledged = missing.sub(1);
         }
         if newest.is_before(acknowledged) {
+            let mut before = heard.patience_at(now_ns);
+            if let Some((at, earlier)) = heard.before
+                && at == now_ns
+            {
+                before.silence_ns = before.silence_ns.max(earlier.silence_ns);
+                before.fruitless = before.fruitless.max(earlier.fruitless);
+                before.rnr_naks = before.rnr_naks.max(earlier.rnr_naks);
+            }
+            heard.before = Some((now_ns, before));
             heard.newest = acknowledged;
             heard.owed.retain(|&(_, last)| acknowledged.is_before(last));
             heard.progress_ns = now_ns;
@@ -154,32 +204,67 @@ impl Tally {
         let bth = &headers.bth;
         let peer = (to, bth.dest_qp);
         let Some(heard) = self.heard.iter_mut().find(|heard| heard.nic == from && heard.peer == peer) else { return };
-        let packets = match (bth.opcode.info().operation, headers.reth) {
+        let info = bth.opcode.info();
+        if matches!(
+            info.operation,
+            Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse | Operation::Cnp
+        ) {
+            return;
+        }
+        let packets = match (info.operation, headers.reth) {
             (Operation::ReadRequest, Some(reth)) => reth.dma_len.div_ceil(heard.mtu).max(1),
-            (Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite | Operation::Flush, _) => 1,
-            _ => return,
+            _ => 1,
         };
         let last = bth.psn.add(packets - 1);
+        if heard.asked.is_before(last) {
+            heard.asked = last;
+        }
+        let owes = info.service as u8 != Service::Uc as u8
+            && matches!(
+                info.operation,
+                Operation::ReadRequest
+                    | Operation::CompareSwap
+                    | Operation::FetchAdd
+                    | Operation::AtomicWrite
+                    | Operation::Flush
+            );
         // A repetition begins in the middle of the first one, and ends where that ended.
-        if heard.newest.is_before(last) && !heard.owed.iter().any(|&(_, end)| end == last) {
+        if owes && heard.newest.is_before(last) && !heard.owed.iter().any(|&(_, end)| end == last) {
             heard.owed.push((bth.psn, last));
         }
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Endpoint {
-    address: Option<IpAddr>,
+    address: IpAddr,
     inbox: VecDeque<OnTheWay>,
     blocked_until: u64,
     /// Packets of a burst that are still to be lost.
     burst: u32,
     /// The link is dead until then.
     down_until: u64,
+    /// The NIC itself has its port down: what arrives is not heard.
+    deaf: bool,
     /// The link takes only small packets until then.
     small_until: u64,
     /// When the line is free again.
     busy_until: u64,
+}
+
+impl Endpoint {
+    fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            inbox: VecDeque::new(),
+            blocked_until: 0,
+            burst: 0,
+            down_until: 0,
+            deaf: false,
+            small_until: 0,
+            busy_until: 0,
+        }
+    }
 }
 
 /// Everything behind the lock.
@@ -212,8 +297,7 @@ pub struct SimWire(Arc<Mutex<State>>);
 impl SimWire {
     /// A wire with so many ports, at time 0.
     pub fn new(ports: usize, v6: bool, faults: Faults, seed: u64) -> Self {
-        let endpoints =
-            (0..ports).map(|nic| Endpoint { address: Some(address(nic, v6)), ..Endpoint::default() }).collect();
+        let endpoints = (0..ports).map(|nic| Endpoint::new(address(nic, v6))).collect();
         let state = State {
             now: 0,
             sequence: 0,
@@ -269,6 +353,8 @@ impl State {
             peer,
             mtu,
             newest: psn.sub(1),
+            asked: psn.sub(1),
+            before: None,
             owed: Vec::new(),
             progress_ns: 0,
             fruitless: 0,
@@ -287,6 +373,11 @@ impl State {
         }
     }
 
+    /// Whether a NIC's own port is down.
+    pub fn deafen(&mut self, nic: usize, deaf: bool) {
+        self.endpoints[nic].deaf = deaf;
+    }
+
     /// Cuts a NIC off until `until`.
     pub fn cut(&mut self, nic: usize, until: u64) {
         self.endpoints[nic].down_until = until;
@@ -297,6 +388,11 @@ impl State {
     pub fn narrow(&mut self, nic: usize, until: u64) {
         self.endpoints[nic].small_until = until;
         self.tally.strike(Fault::MtuChange);
+    }
+
+    /// Address of a NIC.
+    pub fn address(&self, nic: usize) -> IpAddr {
+        self.endpoints[nic].address
     }
 
     /// The time of the next arrival.
@@ -345,7 +441,7 @@ impl State {
         if !packet.forged
             && let Ok(parsed) = Packet::parse(&packet.bytes)
         {
-            if !packet.damaged {
+            if !packet.damaged && !self.endpoints[to].deaf {
                 self.tally.hear(to, &parsed.headers, self.now);
             }
             let bth = &parsed.headers.bth;
@@ -377,7 +473,7 @@ impl State {
     }
 
     fn find(&self, address: IpAddr) -> Option<usize> {
-        self.endpoints.iter().position(|endpoint| endpoint.address == Some(address))
+        self.endpoints.iter().position(|endpoint| endpoint.address == address)
     }
 
     fn enqueue(&mut self, due: u64, packet: OnTheWay) {
@@ -513,9 +609,8 @@ impl State {
     /// Lets the canary look at a packet. What it changes gets a right ICRC, as a broken NIC would send it.
     fn run_canary(&mut self, packet: &mut OnTheWay) {
         let Some(mut canary) = self.canary.take() else { return };
-        if canary.touch(&mut packet.bytes)
-            && let Some(dst) = self.endpoints[packet.to].address
-        {
+        if canary.touch(&mut packet.bytes) {
+            let dst = self.endpoints[packet.to].address;
             seal(packet.src.unwrap_or(dst), dst, packet.src_port, packet.ip_id, &mut packet.bytes);
         }
         self.canary = Some(canary);
@@ -546,7 +641,7 @@ impl Port for SimPort {
         while count < max {
             // Not held while the engine works: it may send.
             let mut state = self.wire.state();
-            let Some(dst) = state.endpoints[self.nic].address else { break };
+            let dst = state.endpoints[self.nic].address;
             let Some(packet) = state.endpoints[self.nic].inbox.pop_front() else { break };
             drop(state);
             sink(&Datagram {

@@ -37,6 +37,8 @@ const FAULTY_END_NS: u64 = 5_000_000;
 const CALM_END_NS: u64 = 3_000_000_000;
 /// A run that has come to this many steps is going round in circles.
 const MAX_STEPS: u64 = 2_000_000;
+/// New connections, at most, when all reliable ones have given up.
+const REBUILDS: usize = 6;
 
 /// Why a run was stopped.
 #[derive(Debug)]
@@ -139,6 +141,7 @@ pub struct World {
     scratch: Vec<u8>,
     message: Vec<u8>,
     drained: bool,
+    rebuilt: usize,
 }
 
 fn violation(checker: &'static str, what: String) -> Stop {
@@ -151,7 +154,7 @@ impl World {
         let faults = pattern.faults(seed);
         let plan = Plan::new(seed, &faults);
         let wire = SimWire::new(plan.nics, plan.v6, faults, seed);
-        let flows = plan.connections.len() * 2;
+        let flows = (plan.connections.len() + REBUILDS) * 2;
         let mut stations = Vec::new();
         for index in 0..plan.nics {
             stations.push(Station::new(&wire, index, plan.v6, seed, flows)?);
@@ -187,6 +190,7 @@ impl World {
             scratch: Vec::new(),
             message: Vec::new(),
             drained: false,
+            rebuilt: 0,
             random,
         };
         for connection in &plan.connections {
@@ -367,6 +371,7 @@ impl World {
             if self.port_down[nic] != 0 && (self.port_down[nic] <= self.now || self.calm) {
                 self.port_down[nic] = 0;
                 self.stations[nic].nic.change_port(1, PortChange::Up)?;
+                self.wire.state().deafen(nic, false);
                 self.due[nic] = self.now;
             }
         }
@@ -381,6 +386,7 @@ impl World {
             match (flap, self.random.chance(300_000)) {
                 (true, true) => {
                     self.stations[nic].nic.change_port(1, PortChange::Down)?;
+                    self.wire.state().deafen(nic, true);
                     self.port_down[nic] = until;
                     self.wire.state().tally.strike(Fault::LinkFlap);
                 }
@@ -488,6 +494,10 @@ impl World {
             self.post_chain(lane, chain)?;
             posted = true;
         }
+        if self.ledger.flows.iter().all(|flow| flow.is_dead() || !flow.is_reliable()) && self.rebuilt < REBUILDS {
+            self.rebuild()?;
+            posted = true;
+        }
         let operations: usize = self.ledger.flows.iter().map(|flow| flow.ops.len()).sum();
         let tally = &self.wire.state().tally;
         let enough = tally.delivered >= MIN_PACKETS && tally.kinds() >= MIN_KINDS && self.kill_at.is_none();
@@ -496,6 +506,15 @@ impl World {
             self.finishing = Some(self.now);
         }
         Ok(posted)
+    }
+
+    /// All reliable flows have given up: a new connection goes on with the work.
+    fn rebuild(&mut self) -> Result<(), Stop> {
+        self.rebuilt += 1;
+        let psns = [self.random.below(1 << 24) as u32, self.random.below(1 << 24) as u32];
+        let plan = ConnectionPlan { psns, ..self.connections[0].plan };
+        let v6 = crate::wire::address(0, true) == self.wire.state().address(0);
+        self.connect(self.random.clone().next(), &plan, v6)
     }
 
     fn post_chain(&mut self, lane: usize, chain: usize) -> Result<(), Stop> {

@@ -29,11 +29,11 @@ impl Checker for Progress {
             };
         }
         let limits = flow.limits;
-        let heard = tally.heard(flow.from, wc.qp_num);
+        let heard = tally.heard(flow.from, wc.qp_num).map(|heard| heard.patience(now));
         match (wc.status, heard) {
             (WcStatus::RetryExcErr, Some(heard)) => {
                 // Each repetition was brought about by a timeout, or by an answer that did not help.
-                let silence = now.saturating_sub(heard.progress_ns);
+                let silence = heard.silence_ns;
                 // The timer counts from the sending, which was up to a round trip before the last answer.
                 let round_trip = (limits.timeout_ns / 2).min(60_000);
                 let tries = (silence + round_trip) / limits.timeout_ns + u64::from(heard.fruitless);
