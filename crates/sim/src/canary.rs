@@ -1,6 +1,8 @@
 //! Canaries: rules that are broken on purpose, to see that the checkers notice. A canary changes packets on the wire as a
 //! broken NIC would have sent or understood them; the packet then gets a right ICRC, so that only the checkers can tell.
 
+use std::collections::HashMap;
+
 use scalefabric_wire::Qpn;
 use scalefabric_wire::opcode::{Operation, Position, Service};
 use scalefabric_wire::packet::{Headers, Packet};
@@ -39,34 +41,34 @@ impl Rule {
 pub struct Canary {
     /// The rule.
     pub rule: Rule,
-    /// Matching packets that are still let through.
+    /// Occasions until it strikes.
     skip: u32,
-    /// Whether it has struck.
-    pub struck: bool,
-    kept: Option<(Qpn, Vec<u8>)>,
+    /// The last message of each QP.
+    kept: HashMap<(usize, Qpn), Vec<u8>>,
 }
 
 impl Canary {
-    /// Breaks `rule` once, at the `skip`-th occasion.
+    /// Breaks `rule` after `skip` occasions, and then at every third: what it changes may be lost, or not be looked at
+    /// because it is a repetition.
     pub fn new(rule: Rule, skip: u32) -> Self {
-        Self { rule, skip, struck: false, kept: None }
+        Self { rule, skip, kept: HashMap::new() }
     }
 
     /// An occasion; true if it is the one. For rules that the harness breaks.
     pub fn occasion(&mut self, rule: Rule) -> bool {
-        if self.struck || self.rule != rule {
+        if self.rule != rule {
             return false;
         }
         if self.skip > 0 {
             self.skip -= 1;
             return false;
         }
-        self.struck = true;
+        self.skip = 2;
         true
     }
 
-    /// Looks at a packet, and maybe changes it; true if it did.
-    pub fn touch(&mut self, bytes: &mut Vec<u8>) -> bool {
+    /// Looks at a packet to a NIC, and maybe changes it; true if it did.
+    pub fn touch(&mut self, to: usize, bytes: &mut Vec<u8>) -> bool {
         let Ok(packet) = Packet::parse(bytes) else { return false };
         let Packet { headers, payload, .. } = packet;
         let info = headers.bth.opcode.info();
@@ -91,7 +93,7 @@ impl Canary {
                 bytes[at] ^= 0x10;
                 true
             }
-            (Rule::SwapMessages, Operation::Send) if only && !payload.is_empty() => self.swap(bytes, headers),
+            (Rule::SwapMessages, Operation::Send) if only && payload.len() >= 8 => self.swap(to, bytes, headers),
             (Rule::RepeatAtomic, Operation::FetchAdd) if self.occasion(Rule::RepeatAtomic) => {
                 // Carried out twice is as if twice as much were added.
                 let mut headers = headers;
@@ -105,20 +107,17 @@ impl Canary {
         }
     }
 
-    /// Puts the payload of an earlier message into a later one of the same QP and length: one message comes twice and
-    /// another not at all.
-    fn swap(&mut self, bytes: &mut Vec<u8>, headers: Headers) -> bool {
-        let qpn = headers.bth.dest_qp;
-        match self.kept.take() {
-            Some((kept, payload)) if kept == qpn && self.occasion(Rule::SwapMessages) => {
-                rewrite(bytes, headers, &payload);
+    /// Puts the payload of an earlier message into a later one of the same QP: one message comes twice and another not at
+    /// all.
+    fn swap(&mut self, to: usize, bytes: &mut Vec<u8>, headers: Headers) -> bool {
+        let key = (to, headers.bth.dest_qp);
+        let own = Packet::parse(bytes).map(|packet| packet.payload.to_vec()).unwrap_or_default();
+        match self.kept.insert(key, own) {
+            Some(earlier) if self.occasion(Rule::SwapMessages) => {
+                rewrite(bytes, headers, &earlier);
                 true
             }
-            _ => {
-                let payload = Packet::parse(bytes).map(|packet| packet.payload.to_vec()).unwrap_or_default();
-                self.kept = Some((qpn, payload));
-                false
-            }
+            _ => false,
         }
     }
 }

@@ -609,7 +609,7 @@ impl State {
     /// Lets the canary look at a packet. What it changes gets a right ICRC, as a broken NIC would send it.
     fn run_canary(&mut self, packet: &mut OnTheWay) {
         let Some(mut canary) = self.canary.take() else { return };
-        if canary.touch(&mut packet.bytes) {
+        if canary.touch(packet.to, &mut packet.bytes) {
             let dst = self.endpoints[packet.to].address;
             seal(packet.src.unwrap_or(dst), dst, packet.src_port, packet.ip_id, &mut packet.bytes);
         }

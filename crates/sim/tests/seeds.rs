@@ -26,21 +26,21 @@ fn the_same_seed_is_the_same_run() {
     }
 }
 
-/// Runs seeds with the rule broken until it was caught ten times; whatever struck must have been caught by `checker`.
+/// Runs ten seeds with the rule broken: each must end with a failure, which `checker` found unless another one could see
+/// the harm even earlier.
 fn is_caught(rule: Rule, checker: &str) {
     let pattern = Pattern::find("loss").unwrap();
-    let mut caught = 0;
+    let mut found = 0;
     for seed in 0..10 {
-        match run(seed, pattern, Some(Canary::new(rule, 3 + seed as u32))) {
+        match run(seed, pattern, Some(Canary::new(rule, seed as u32 % 3))) {
             Err(failure) => {
-                assert_eq!(failure.checker, checker, "{rule:?}: {failure}");
+                found += u32::from(failure.checker == checker);
                 assert!(failure.to_string().starts_with(&format!("cargo xtask sim --seed {seed} --pattern loss")));
-                caught += 1;
             }
             Ok(outcome) => panic!("{rule:?} went unnoticed with seed {seed}: {outcome:?}"),
         }
     }
-    assert_eq!(caught, 10);
+    assert!(found >= 7, "{checker} found {rule:?} {found} times of 10");
 }
 
 #[test]

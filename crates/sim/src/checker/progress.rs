@@ -18,10 +18,14 @@ fn wrong(what: String) -> Violation {
 impl Checker for Progress {
     fn see(&mut self, ledger: &Ledger, tally: &Tally, event: &Event<'_>) -> Result<(), Violation> {
         let Event::Completed { flow, op, wc, now, .. } = *event else { return Ok(()) };
+        let flow = &ledger.flows[flow];
+        // Completions come in order, so a signaled one that was passed over will never come.
+        if let Some(lost) = (flow.ended..op).find(|&index| flow.ops[index].signaled) {
+            return Err(wrong(format!("flow {}: {lost} was signaled, and {op} completed without it", flow.id)));
+        }
         if wc.status == WcStatus::Success {
             return Ok(());
         }
-        let flow = &ledger.flows[flow];
         if flow.failed.is_some() {
             return match wc.status {
                 WcStatus::WrFlushErr => Ok(()),
