@@ -55,9 +55,11 @@ impl Requester {
     }
 
     /// A response came from beyond the request at `acked`: the answer to that one was lost. More of these mean the same
-    /// loss until something is acknowledged; if the answer is lost again, the timer finds out.
+    /// loss until something is acknowledged, and so do those that come while what was set back has not left again; if the
+    /// answer is lost once more, the timer finds out.
     pub(super) fn implied_nak<H: Host>(&mut self, ctx: &mut Context, host: &mut H) -> Result<(), Stop> {
-        if self.recovering {
+        if self.recovering || self.sending.psn == self.acked.psn {
+            self.recovering = true;
             host.drop_packet(DropReason::StaleResponse);
             return Ok(());
         }

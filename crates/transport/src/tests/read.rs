@@ -86,6 +86,31 @@ fn each_of_two_losses_is_found_without_the_timer() {
 }
 
 #[test]
+fn a_response_that_was_overtaken_takes_one_retry() {
+    let mut d = Dialogue::rc(|attr| attr.retry_cnt = 0);
+    for wr_id in 1..=3 {
+        d.post(wr_id, READ, 8);
+    }
+    d.sends();
+    d.read_response(Only, 1, &[0; 8]);
+    assert_eq!(d.completions()[0], (1, RetryExcErr));
+    let mut d = Dialogue::rc(|attr| attr.retry_cnt = 1);
+    for wr_id in 1..=3 {
+        d.post(wr_id, READ, 8);
+    }
+    d.sends();
+    d.read_response(Only, 1, &[0; 8]);
+    d.read_response(Only, 0, &[0; 8]);
+    // We have gone back and nothing has left since: this tells nothing new.
+    d.read_response(Only, 2, &[0; 8]);
+    assert_eq!(d.side.host.counter(Counter::ImpliedNaks), 1);
+    assert_eq!(d.sends_named(), [("RDMA READ Request", 1), ("RDMA READ Request", 2)]);
+    d.read_response(Only, 1, &[0; 8]);
+    d.read_response(Only, 2, &[0; 8]);
+    assert_eq!(d.completions(), [(1, Success), (2, Success), (3, Success)]);
+}
+
+#[test]
 fn a_late_original_may_take_the_place_of_the_repeated_one() {
     let mut d = Dialogue::rc(|_| ());
     d.post(1, READ, 3072);
