@@ -65,6 +65,8 @@ impl Way {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     way: Way,
+    /// Serial of the route that opened it; 0 is nobody's.
+    serial: u64,
     /// Destination slot: the upper 8 bits of the destination QPN. A train never mixes them (D1).
     slot: u8,
     start: usize,
@@ -82,18 +84,6 @@ pub struct Room {
     joins: bool,
     /// IPv4 identification that the packet will have.
     pub ip_id: u16,
-}
-
-/// The bytes of an egress, lent out (moving a box costs nothing).
-#[derive(Debug)]
-pub struct Arena(Box<[u8]>);
-
-impl Arena {
-    /// The bytes of a room.
-    #[inline]
-    pub fn bytes(&mut self, room: Room) -> &mut [u8] {
-        &mut self.0[room.start..room.start + room.size]
-    }
 }
 
 /// What leaves by one port.
@@ -123,9 +113,10 @@ impl Egress {
         self.max_train = port.max_train().max(1);
     }
 
-    /// Finds room for a packet of `size` bytes. `None`: no room now.
+    /// Finds room for a packet of `size` bytes by a way (`serial`: of its route, so that most neighbours need not be
+    /// compared address by address). `None`: no room now.
     #[inline]
-    pub fn reserve(&self, way: &Way, slot: u8, size: usize) -> Option<Room> {
+    pub fn reserve(&self, way: &Way, serial: u64, slot: u8, size: usize) -> Option<Room> {
         if self.tail + size > self.arena.len() || size > MAX_PACKET {
             return None;
         }
@@ -135,28 +126,22 @@ impl Egress {
             && open.count < self.max_train
             && open.len + size <= MAX_TRAIN_BYTES
             && open.slot == slot
-            && open.way == *way
+            && (open.serial == serial || open.way == *way)
         {
             return Some(Room { start: self.tail, size, joins: true, ip_id: open.count as u16 });
         }
         (self.trains.len() < MAX_TRAINS).then_some(Room { start: self.tail, size, joins: false, ip_id: 0 })
     }
 
-    /// Lends the arena out to be written to; [`Egress::take_back`] must follow at once.
+    /// The bytes of a room.
     #[inline]
-    pub fn lend(&mut self) -> Arena {
-        Arena(core::mem::take(&mut self.arena))
-    }
-
-    /// Takes the arena back.
-    #[inline]
-    pub fn take_back(&mut self, arena: Arena) {
-        self.arena = arena.0;
+    pub fn bytes(&mut self, room: Room) -> &mut [u8] {
+        &mut self.arena[room.start..room.start + room.size]
     }
 
     /// The packet is written and leaves. A room that is not committed is free again.
     #[inline]
-    pub fn commit(&mut self, room: Room, way: &Way, slot: u8) {
+    pub fn commit(&mut self, room: Room, way: &Way, serial: u64, slot: u8) {
         self.tail = room.start + room.size;
         match self.trains.back_mut() {
             Some(open) if room.joins => {
@@ -166,6 +151,7 @@ impl Egress {
             }
             _ => self.trains.push_back(Waiting {
                 way: *way,
+                serial,
                 slot,
                 start: room.start,
                 len: room.size,
@@ -290,11 +276,9 @@ mod tests {
     }
 
     fn put(egress: &mut Egress, src_port: u16, slot: u8, size: usize) -> Option<u16> {
-        let room = egress.reserve(&way(src_port), slot, size)?;
-        let mut arena = egress.lend();
-        arena.bytes(room).fill(room.ip_id as u8);
-        egress.take_back(arena);
-        egress.commit(room, &way(src_port), slot);
+        let room = egress.reserve(&way(src_port), u64::from(src_port) + 1, slot, size)?;
+        egress.bytes(room).fill(room.ip_id as u8);
+        egress.commit(room, &way(src_port), u64::from(src_port) + 1, slot);
         Some(room.ip_id)
     }
 
@@ -361,10 +345,8 @@ mod tests {
         let (mut e, mut port) = (Egress::new(0), Recorder { room: 9, ..Recorder::default() });
         e.begin_turn(&port);
         put(&mut e, 1, 1, 40);
-        let room = e.reserve(&way(1), 1, 40).unwrap();
-        let mut arena = e.lend();
-        arena.bytes(room).fill(0xee);
-        e.take_back(arena);
+        let room = e.reserve(&way(1), 9, 1, 40).unwrap();
+        e.bytes(room).fill(0xee);
         assert_eq!(put(&mut e, 1, 1, 40), Some(1));
         e.flush(&mut port, &mut Batch::default());
         assert_eq!(port.trains[0].2, [vec![0; 40], vec![1; 40]].concat());

@@ -98,6 +98,7 @@ impl Engine {
             overruns: Vec::with_capacity(16),
             datagrams: Fabric::datagram_routes(),
             fallback_ports: vec![0xc000; ports],
+            serial: 0,
             blocked: false,
         };
         let nic = Nic {

@@ -16,7 +16,6 @@ use scalefabric_verbs::{
     AddressVector, AsyncEvent, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, Qpn, RKey, Srqn, WcStatus,
     WorkCompletion,
 };
-use scalefabric_wire::icrc::Flow;
 use scalefabric_wire::packet::pad_count;
 
 use crate::completion::{Channel, EventQueue, Pushed};
@@ -51,23 +50,19 @@ pub struct Fabric {
     /// CQs that overran in this turn.
     pub overruns: Vec<u32>,
     /// Routes of datagrams by destination.
-    pub datagrams: Box<[Option<(Qpn, Route)>]>,
+    pub datagrams: Box<[(Qpn, Route)]>,
     /// UDP source ports to use when no port can be asked (in the middle of receiving), one per port.
     pub fallback_ports: Vec<u16>,
+    /// Routes made so far.
+    pub serial: u64,
     /// A QP was found to have no room in this turn.
     pub blocked: bool,
 }
 
 impl Fabric {
     /// An empty cache of datagram destinations.
-    pub fn datagram_routes() -> Box<[Option<(Qpn, Route)>]> {
-        vec![None; DATAGRAM_ROUTES].into_boxed_slice()
-    }
-
-    /// The SRQ of that number, if it belongs to the XRC domain.
-    fn xrc_srq(&self, srqn: Srqn, xrcd: Option<u32>) -> Option<&Arc<SrqShared>> {
-        let srq = self.srqs.get(srqn.get() as usize & 0xffff)?;
-        (srq.srqn == srqn && srq.xrc.map(|x| x.0) == xrcd && xrcd.is_some()).then_some(srq)
+    pub fn datagram_routes() -> Box<[(Qpn, Route)]> {
+        vec![(Qpn::new(0), Route::none()); DATAGRAM_ROUTES].into_boxed_slice()
     }
 
     fn push_event(&mut self, event_type: EventType, subject: EventSubject) {
@@ -128,7 +123,7 @@ pub fn flow_of(av: &AddressVector, local: Qpn, remote: Qpn) -> u32 {
 }
 
 /// Makes a route for an address vector from the tables as they are now.
-pub fn make_route(fabric: &Fabric, ports: Option<&[Box<dyn Port>]>, av: &AddressVector, flow: u32) -> Route {
+pub fn make_route(fabric: &mut Fabric, ports: Option<&[Box<dyn Port>]>, av: &AddressVector, flow: u32) -> Route {
     let src = fabric.tables.port(av.port_num).and_then(|p| p.gid(u32::from(av.sgid_index))).unwrap_or(Gid::ZERO);
     let index = usize::from(av.port_num).wrapping_sub(1);
     let src_port = match ports.and_then(|p| p.get(index)) {
@@ -137,7 +132,8 @@ pub fn make_route(fabric: &Fabric, ports: Option<&[Box<dyn Port>]>, av: &Address
     };
     let way = Way::between(src, av.dgid, src_port, av);
     let flow = way.map_or(Route::none().flow, |w| w.flow());
-    Route { av: *av, way, flow, generation: fabric.tables.generation() }
+    fabric.serial += 1;
+    Route { av: *av, way, flow, serial: fabric.serial, generation: fabric.tables.generation() }
 }
 
 impl QpHost<'_, '_> {
@@ -147,76 +143,110 @@ impl QpHost<'_, '_> {
     }
 
     fn peer(&self, xrc_srqn: Option<Srqn>) -> Result<Peer, AccessFault> {
-        let pd = match xrc_srqn {
-            None => self.side.pd,
-            Some(srqn) => self.fabric.xrc_srq(srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?.pd,
-        };
-        Ok(Peer { pd, qpn: self.side.shared.qpn })
+        peer(self.side, &self.fabric.srqs, xrc_srqn)
     }
 
-    /// The route of a path, made anew if the tables have changed.
-    fn route(&mut self, packet: &Outgoing) -> (Option<Way>, Flow, u8) {
+    /// Finds the route of a packet, made anew if the tables have changed: where it stands, so that nothing is copied.
+    #[inline]
+    fn route(&mut self, packet: &Outgoing) -> RouteAt {
         let generation = self.fabric.tables.generation();
-        let qpn = self.side.shared.qpn;
-        let route = match packet.path {
+        match packet.path {
             Path::Primary | Path::Alternate => {
                 let which = usize::from(packet.path == Path::Alternate);
-                let route = self.side.routes[which];
+                let route = &self.side.routes[which];
                 if route.generation != generation && route.av.port_num != 0 {
-                    let flow = flow_of(&route.av, qpn, packet.headers.bth.dest_qp);
-                    // The UDP source port of a path is chosen once: it is what keeps a QP on one way through the fabric.
-                    let mut fresh = make_route(self.fabric, self.ports, &route.av, flow);
-                    if let (Some(old), Some(new)) = (&route.way, &mut fresh.way)
-                        && old.src == new.src
-                    {
-                        new.src_port = old.src_port;
-                        fresh.flow = new.flow();
-                    }
-                    self.side.routes[which] = fresh;
+                    self.renew_route(which, packet.headers.bth.dest_qp);
                 }
-                self.side.routes[which]
+                RouteAt::Path(which)
             }
-            Path::Datagram(av) => {
-                let place = datagram_place(&av, qpn);
-                match self.fabric.datagrams[place] {
-                    Some((of, route)) if of == qpn && route.generation == generation && route.av == av => route,
-                    _ => {
-                        let flow = flow_of(&av, qpn, packet.headers.bth.dest_qp);
-                        let route = make_route(self.fabric, self.ports, &av, flow);
-                        // Without a port to ask the source port is a stand-in, so it is not remembered.
-                        if self.ports.is_some() {
-                            self.fabric.datagrams[place] = Some((qpn, route));
-                        }
-                        route
-                    }
+            Path::Datagram(ref av) => {
+                let qpn = self.side.shared.qpn;
+                let place = datagram_place(av, qpn);
+                let (of, route) = &self.fabric.datagrams[place];
+                if *of != qpn || route.generation != generation || route.av != *av {
+                    self.new_datagram_route(place, av, packet.headers.bth.dest_qp);
                 }
+                RouteAt::Datagram(place)
             }
-        };
-        (route.way, route.flow, route.av.port_num)
+        }
     }
 
-    /// Copies a payload into the packet.
-    #[inline]
-    fn fill(&mut self, payload: Payload<'_>, out: &mut [u8]) -> Result<(), EmitError> {
-        match payload {
-            Payload::None => Ok(()),
-            Payload::Bytes(bytes) => {
-                out.copy_from_slice(bytes);
-                Ok(())
+    #[cold]
+    fn renew_route(&mut self, which: usize, dest_qp: Qpn) {
+        let old = self.side.routes[which];
+        let flow = flow_of(&old.av, self.side.shared.qpn, dest_qp);
+        let mut fresh = make_route(self.fabric, self.ports, &old.av, flow);
+        // The UDP source port of a path is chosen once: it is what keeps a QP on one way through the fabric.
+        if let (Some(old), Some(new)) = (&old.way, &mut fresh.way)
+            && old.src == new.src
+        {
+            new.src_port = old.src_port;
+            fresh.flow = new.flow();
+        }
+        self.side.routes[which] = fresh;
+    }
+
+    #[cold]
+    fn new_datagram_route(&mut self, place: usize, av: &AddressVector, dest_qp: Qpn) {
+        let qpn = self.side.shared.qpn;
+        let mut route = make_route(self.fabric, self.ports, av, flow_of(av, qpn, dest_qp));
+        if self.ports.is_none() {
+            // Without a port to ask the source port is a stand-in: good for this packet, not for the next.
+            route.generation = 0;
+        }
+        self.fabric.datagrams[place] = (qpn, route);
+    }
+}
+
+/// Where a route stands.
+#[derive(Clone, Copy)]
+enum RouteAt {
+    Path(usize),
+    Datagram(usize),
+}
+
+/// On whose behalf a peer's access is made.
+#[inline]
+fn peer(side: &QpSide, srqs: &Slots<Arc<SrqShared>>, xrc_srqn: Option<Srqn>) -> Result<Peer, AccessFault> {
+    let pd = match xrc_srqn {
+        None => side.pd,
+        Some(srqn) => xrc_srq(srqs, srqn, side.xrcd).ok_or(AccessFault::WrongPd)?.pd,
+    };
+    Ok(Peer { pd, qpn: side.shared.qpn })
+}
+
+/// The SRQ of that number, if it belongs to the XRC domain.
+fn xrc_srq(srqs: &Slots<Arc<SrqShared>>, srqn: Srqn, xrcd: Option<u32>) -> Option<&Arc<SrqShared>> {
+    let srq = srqs.get(srqn.get() as usize & 0xffff)?;
+    (srq.srqn == srqn && srq.xrc.map(|x| x.0) == xrcd && xrcd.is_some()).then_some(srq)
+}
+
+/// Copies a payload into the packet.
+#[inline]
+fn fill(
+    side: &QpSide,
+    srqs: &Slots<Arc<SrqShared>>,
+    memory: &Access<'_>,
+    payload: Payload<'_>,
+    out: &mut [u8],
+) -> Result<(), EmitError> {
+    match payload {
+        Payload::None => Ok(()),
+        Payload::Bytes(bytes) => {
+            out.copy_from_slice(bytes);
+            Ok(())
+        }
+        Payload::Wqe { index, offset, .. } => {
+            let Some(ring) = &side.shared.send else { return Err(EmitError::Local(LocalFault::OutOfBounds)) };
+            if ring.is_inline(index) {
+                ring.copy_inline(index, offset, out);
+                return Ok(());
             }
-            Payload::Wqe { index, offset, .. } => {
-                let shared = &self.side.shared;
-                let Some(ring) = &shared.send else { return Err(EmitError::Local(LocalFault::OutOfBounds)) };
-                if ring.is_inline(index) {
-                    ring.copy_inline(index, offset, out);
-                    return Ok(());
-                }
-                self.memory.gather(self.side.pd, ring.sges(index), offset, out).map_err(EmitError::Local)
-            }
-            Payload::Remote(access) => {
-                let peer = self.peer(access.xrc_srqn).map_err(EmitError::Access)?;
-                self.memory.read_remote(peer, &access, out).map_err(EmitError::Access)
-            }
+            memory.gather(side.pd, ring.sges(index), offset, out).map_err(EmitError::Local)
+        }
+        Payload::Remote(access) => {
+            let peer = peer(side, srqs, access.xrc_srqn).map_err(EmitError::Access)?;
+            memory.read_remote(peer, &access, out).map_err(EmitError::Access)
         }
     }
 }
@@ -275,7 +305,7 @@ impl Host for QpHost<'_, '_> {
 
     fn take_recv(&mut self, xrc_srqn: Option<Srqn>) -> Result<Option<RecvWqe>, AccessFault> {
         let srq = match xrc_srqn {
-            Some(srqn) => Some(self.fabric.xrc_srq(srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?),
+            Some(srqn) => Some(xrc_srq(&self.fabric.srqs, srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?),
             None => self.side.srq.as_ref(),
         };
         let Some(srq) = srq else { return Ok(self.side.shared.recv.as_ref().and_then(|ring| ring.take())) };
@@ -354,51 +384,52 @@ impl Host for QpHost<'_, '_> {
     }
 
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
-        let (way, flow, port_num) = self.route(packet);
-        let index = usize::from(port_num).wrapping_sub(1);
-        let lost = match self.fabric.tables.port(port_num) {
-            Some(port) if !port.is_active() => Some(DropReason::PortDown),
-            // A GID that is gone, or a mixture of IPv4 and IPv6: there is no address to send from.
-            Some(_) if way.is_none() => Some(DropReason::EgressError),
-            None => Some(DropReason::EgressError),
-            Some(_) => None,
+        let at = self.route(packet);
+        let Self { side, fabric, memory, .. } = self;
+        let Fabric { datagrams, egress, tables, srqs, batches, blocked, .. } = &mut **fabric;
+        let route = match at {
+            RouteAt::Path(which) => &side.routes[which],
+            RouteAt::Datagram(place) => &datagrams[place].1,
         };
-        let (Some(way), None) = (way, lost) else {
-            self.drop_packet(lost.unwrap_or(DropReason::EgressError));
+        let port_num = route.av.port_num;
+        let active = tables.port(port_num).is_some_and(|port| port.is_active());
+        let (Some(way), true) = (&route.way, active) else {
+            // A GID that is gone, or a mixture of IPv4 and IPv6: there is no address to send from.
+            let down = !active && tables.port(port_num).is_some();
+            let reason = if down { DropReason::PortDown } else { DropReason::EgressError };
+            batches[usize::from(side.port_num.max(1)) - 1].drop_packet(reason);
             return Ok(());
         };
+        let egress = &mut egress[usize::from(port_num) - 1];
         let length = payload_len(&payload);
         let pad = usize::from(pad_count(length));
         let header_len = packet.headers.len();
         let size = header_len + length + pad + 4;
         let slot = (packet.headers.bth.dest_qp.get() >> 16) as u8;
-        let Some(room) = self.fabric.egress[index].reserve(&way, slot, size) else {
-            self.fabric.blocked = true;
+        let Some(room) = egress.reserve(way, route.serial, slot, size) else {
+            *blocked = true;
             return Err(EmitError::Blocked);
         };
-        let mut headers = packet.headers;
-        headers.bth.pad_count = pad as u8;
-        // The arena is lent out while the payload is fetched, so that the fetch may look at the rest of the fabric.
-        let mut arena = self.fabric.egress[index].lend();
-        let bytes = arena.bytes(room);
-        let written = match headers.emit(bytes) {
-            Ok(_) => self.fill(payload, &mut bytes[header_len..header_len + length]),
-            Err(_) => {
-                debug_assert!(false, "the transport left out a header of {:?}", headers.bth.opcode);
-                Err(EmitError::Blocked)
-            }
+        let bytes = egress.bytes(room);
+        let headers = &packet.headers;
+        let emitted = if usize::from(headers.bth.pad_count) == pad {
+            headers.emit(bytes)
+        } else {
+            let mut headers = *headers;
+            headers.bth.pad_count = pad as u8;
+            headers.emit(bytes)
         };
-        if written.is_ok() {
-            let (transport, icrc) = bytes.split_at_mut(size - 4);
-            transport[header_len + length..].fill(0);
-            icrc.copy_from_slice(&flow.icrc(room.ip_id, transport).to_le_bytes());
+        debug_assert!(emitted.is_ok(), "the transport left out a header of {:?}", headers.bth.opcode);
+        if emitted.is_err() {
+            batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::EgressError);
+            return Ok(());
         }
-        let egress = &mut self.fabric.egress[index];
-        egress.take_back(arena);
-        if written.is_ok() {
-            egress.commit(room, &way, slot);
-        }
-        written
+        fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
+        let (transport, icrc) = bytes.split_at_mut(size - 4);
+        transport[header_len + length..].fill(0);
+        icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
+        egress.commit(room, way, route.serial, slot);
+        Ok(())
     }
 
     fn pkey(&self, port_num: u8, index: u16) -> Option<PKey> {

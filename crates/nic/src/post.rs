@@ -15,7 +15,7 @@ use crate::engine::drive::Core;
 use crate::engine::entry::{QpShared, SrqShared};
 use crate::memory::{Bind, PdId, gather_raw};
 use crate::objects::{AhObject, MrObject, MwObject};
-use crate::ring::{Refusal, SendData, SendEntry};
+use crate::ring::{Refusal, SendData, SendEntry, SendPoster};
 
 /// Inline bytes that any QP can have; `DeviceAttr::max_inline_data` is never more.
 pub const MAX_INLINE: usize = 1024;
@@ -51,10 +51,11 @@ pub(crate) fn post_send(
     let mut posted = false;
     let mut poster = ring.poster();
     for (index, wr) in chain.iter().enumerate() {
-        let mut bytes = [0; MAX_INLINE];
-        let outcome = send_entry(core, qp, pd, wr, raw, &mut bytes)
-            .map_err(|reason| invalid(index, reason))
-            .and_then(|entry| poster.post(&entry).map_err(|refusal| refusal.at(index)));
+        let outcome = match (wr.flags.contains(SendFlags::INLINE) && !wr.sg_list.is_empty(), raw) {
+            (true, true) => post_gathered(core, qp, pd, wr, &mut poster, index),
+            (true, false) => Err(invalid(index, "INLINE with SGEs: post_send takes inline_data; SGEs need post_send_raw")),
+            (false, _) => post_one(core, qp, pd, wr, wr.inline_data, &mut poster, index),
+        };
         match outcome {
             Ok(_) => posted = true,
             Err(error) => {
@@ -76,14 +77,52 @@ pub(crate) fn post_send(
     result
 }
 
+#[inline]
+fn post_one(
+    core: &Core,
+    qp: &QpShared,
+    pd: PdId,
+    wr: &SendWr<'_>,
+    inline_bytes: &[u8],
+    poster: &mut SendPoster<'_>,
+    index: usize,
+) -> Result<u32, PostError> {
+    let entry = send_entry(core, qp, pd, wr, inline_bytes).map_err(|reason| invalid(index, reason))?;
+    poster.post(&entry).map_err(|refusal| refusal.at(index))
+}
+
+/// A WR whose inline bytes are named by SGEs. Apart, because its buffer would cost every other WR the clearing of it.
+#[inline(never)]
+fn post_gathered(
+    core: &Core,
+    qp: &QpShared,
+    pd: PdId,
+    wr: &SendWr<'_>,
+    poster: &mut SendPoster<'_>,
+    index: usize,
+) -> Result<u32, PostError> {
+    let mut bytes = [0; MAX_INLINE];
+    let length: u64 = wr.sg_list.iter().map(|sge| u64::from(sge.length)).sum();
+    if length > u64::from(qp.cap.max_inline_data.min(MAX_INLINE as u32)) {
+        return Err(Refusal::InlineTooLong.at(index));
+    }
+    let out = &mut bytes[..length as usize];
+    // SAFETY: only `post_send_raw` leads here, whose caller vouches for the SGEs of INLINE WRs.
+    let copied = unsafe { gather_raw(wr.sg_list, out) };
+    if copied.is_err() {
+        return Err(refuse(index, Errno::EFAULT, "an SGE of an INLINE work request names memory that cannot be read"));
+    }
+    post_one(core, qp, pd, wr, out, poster, index)
+}
+
 /// A WR as the ring takes it, or why not.
+#[inline]
 fn send_entry<'a>(
     core: &Core,
     qp: &QpShared,
     pd: PdId,
     wr: &'a SendWr<'_>,
-    raw: bool,
-    bytes: &'a mut [u8; MAX_INLINE],
+    inline_bytes: &'a [u8],
 ) -> Result<SendEntry<'a>, &'static str> {
     let kind = wr.op.kind();
     if !op_allowed(qp.qp_type, kind) {
@@ -96,23 +135,7 @@ fn send_entry<'a>(
         (SglUse::Scatter, true) => return Err("INLINE makes no sense for an operation that fills its buffers"),
         (_, false) if !wr.inline_data.is_empty() => return Err("inline_data is given without the flag INLINE"),
         (_, false) => SendData::Sges(wr.sg_list),
-        (SglUse::Gather, true) if wr.sg_list.is_empty() => SendData::Inline(wr.inline_data),
-        (SglUse::Gather, true) => {
-            if !raw {
-                return Err("INLINE with SGEs: post_send takes inline_data; SGEs need post_send_raw");
-            }
-            let length: u64 = wr.sg_list.iter().map(|sge| u64::from(sge.length)).sum();
-            if length > u64::from(qp.cap.max_inline_data.min(MAX_INLINE as u32)) {
-                return Err(Refusal::InlineTooLong.reason());
-            }
-            let out = &mut bytes[..length as usize];
-            // SAFETY: `raw` is set only by `post_send_raw`, whose caller vouches for the SGEs of INLINE WRs.
-            let copied = unsafe { gather_raw(wr.sg_list, out) };
-            if copied.is_err() {
-                return Err("an SGE of an INLINE work request names memory that cannot be read");
-            }
-            SendData::Inline(out)
-        }
+        (SglUse::Gather, true) => SendData::Inline(inline_bytes),
     };
     let ud = match (qp.qp_type, &wr.ud) {
         (QpType::Ud, Some(to)) => {

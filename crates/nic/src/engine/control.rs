@@ -269,7 +269,7 @@ impl Nic {
                 }
                 if side.routes[which].av != av || side.routes[which].way.is_none() {
                     let flow = flow_of(&av, side.shared.qpn, attr.dest_qp_num);
-                    side.routes[which] = make_route(&self.fabric, Some(ports), &av, flow);
+                    side.routes[which] = make_route(&mut self.fabric, Some(ports), &av, flow);
                 }
                 self.fabric.tables.hold_gid(av.port_num, av.sgid_index);
                 side.held_gids[which] = Some((av.port_num, av.sgid_index));
@@ -333,9 +333,9 @@ impl Nic {
             self.use_cq(entry.side.send_cq, false);
             self.use_cq(entry.side.recv_cq, false);
         }
-        for route in self.fabric.datagrams.iter_mut() {
-            if route.as_ref().is_some_and(|(of, _)| of.get() & 0xffff == u32::from(qp)) {
-                *route = None;
+        for (of, route) in self.fabric.datagrams.iter_mut() {
+            if of.get() & 0xffff == u32::from(qp) {
+                route.generation = 0;
             }
         }
         Ok(())

@@ -86,6 +86,8 @@ pub struct Route {
     pub way: Option<Way>,
     /// Constants of its ICRCs.
     pub flow: Flow,
+    /// Each route that is made has its own: packets of one serial share addresses for sure.
+    pub serial: u64,
     /// Generation of the tables from which `way` was made.
     pub generation: u32,
 }
@@ -98,6 +100,7 @@ impl Route {
             av: AddressVector { port_num: 0, ..AddressVector::default() },
             way: None,
             flow: Flow::v6(unspecified, unspecified, 0),
+            serial: 0,
             generation: 0,
         }
     }
