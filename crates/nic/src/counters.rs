@@ -88,12 +88,16 @@ pub type CountersHandle = Arc<dyn CounterBlock>;
 pub struct Batch {
     counters: [u64; COUNTERS],
     drops: [u64; DROPS],
-    dirty: bool,
+    /// A bit for each counter that is not zero: most turns touch few.
+    counted: u64,
+    dropped: u64,
 }
+
+const _: () = assert!(COUNTERS <= 64 && DROPS <= 64, "the masks have a bit for each");
 
 impl Default for Batch {
     fn default() -> Self {
-        Self { counters: [0; COUNTERS], drops: [0; DROPS], dirty: false }
+        Self { counters: [0; COUNTERS], drops: [0; DROPS], counted: 0, dropped: 0 }
     }
 }
 
@@ -102,32 +106,34 @@ impl Batch {
     #[inline]
     pub fn count(&mut self, counter: Counter, n: u64) {
         self.counters[counter as usize] += n;
-        self.dirty = true;
+        self.counted |= 1 << counter as u32;
     }
 
     /// Counts a dropped packet.
     #[inline]
     pub fn drop_packet(&mut self, reason: DropReason) {
-        self.drops[reason as usize] += 1;
-        self.dirty = true;
+        self.drop_packets(reason, 1);
+    }
+
+    /// Counts `n` dropped packets.
+    #[inline]
+    pub fn drop_packets(&mut self, reason: DropReason, n: u64) {
+        self.drops[reason as usize] += n;
+        self.dropped |= 1 << reason as u32;
     }
 
     /// Moves everything into the block.
     pub fn flush(&mut self, block: &PortCounters) {
-        if !self.dirty {
-            return;
-        }
-        self.dirty = false;
-        for (value, counter) in self.counters.iter_mut().zip(&block.counters) {
-            if *value != 0 {
-                counter.fetch_add(core::mem::take(value), Ordering::Relaxed);
-            }
-        }
-        for (value, counter) in self.drops.iter_mut().zip(&block.drops) {
-            if *value != 0 {
-                counter.fetch_add(core::mem::take(value), Ordering::Relaxed);
-            }
-        }
+        move_bits(&mut self.counted, &mut self.counters, &block.counters);
+        move_bits(&mut self.dropped, &mut self.drops, &block.drops);
+    }
+}
+
+fn move_bits(mask: &mut u64, from: &mut [u64], to: &[AtomicU64]) {
+    while *mask != 0 {
+        let index = mask.trailing_zeros() as usize;
+        *mask &= *mask - 1;
+        to[index].fetch_add(core::mem::take(&mut from[index]), Ordering::Relaxed);
     }
 }
 

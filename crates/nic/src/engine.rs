@@ -467,7 +467,7 @@ impl Nic {
         for (index, port) in ports.iter_mut().enumerate() {
             port.flush();
             let batch = &mut self.fabric.batches[index];
-            port.take_drops(&mut |reason, n| (0..n).for_each(|_| batch.drop_packet(reason)));
+            port.take_drops(&mut |reason, n| batch.drop_packets(reason, n));
             batch.flush(self.counters[index].block());
             if let Some(at) = port.deadline() {
                 sooner(Time(at));

@@ -53,7 +53,9 @@ pub(crate) fn post_send(
     for (index, wr) in chain.iter().enumerate() {
         let outcome = match (wr.flags.contains(SendFlags::INLINE) && !wr.sg_list.is_empty(), raw) {
             (true, true) => post_gathered(core, qp, pd, wr, &mut poster, index),
-            (true, false) => Err(invalid(index, "INLINE with SGEs: post_send takes inline_data; SGEs need post_send_raw")),
+            (true, false) => {
+                Err(invalid(index, "INLINE with SGEs: post_send takes inline_data; SGEs need post_send_raw"))
+            }
             (false, _) => post_one(core, qp, pd, wr, wr.inline_data, &mut poster, index),
         };
         match outcome {

@@ -79,13 +79,7 @@ fn sides() -> [Side; 2] {
                 send_cq: cq.clone(),
                 recv_cq: cq.clone(),
                 srq: None,
-                cap: QpCap {
-                    max_send_wr: 64,
-                    max_recv_wr: 64,
-                    max_send_sge: 2,
-                    max_recv_sge: 2,
-                    max_inline_data: 32,
-                },
+                cap: QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 32 },
                 sq_sig_all: true,
             })
             .unwrap()
@@ -96,9 +90,7 @@ fn sides() -> [Side; 2] {
         for (i, qp_type) in TYPES.into_iter().enumerate() {
             let (me, peer) = (&sides[n].qps[i], &sides[1 - n].qps[i]);
             let steps = match qp_type {
-                QpType::Ud => {
-                    [QpAttr::init_ud(1, QKey(7)), QpAttr::rtr_ud(), QpAttr::rts(QpType::Ud, Psn::new(0))]
-                }
+                QpType::Ud => [QpAttr::init_ud(1, QKey(7)), QpAttr::rtr_ud(), QpAttr::rts(QpType::Ud, Psn::new(0))],
                 _ => {
                     let av = AddressVector::new(1, 0, Gid::from_ip(ip(2 - n as u8)));
                     let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;

@@ -94,9 +94,8 @@ impl Nic {
         if *change == PortChange::Down {
             self.count(port_num, Counter::LinkDowned, 1);
             let index = usize::from(port_num) - 1;
-            for _ in 0..self.fabric.egress[index].discard() {
-                self.fabric.batches[index].drop_packet(DropReason::PortDown);
-            }
+            let lost = self.fabric.egress[index].discard();
+            self.fabric.batches[index].drop_packets(DropReason::PortDown, lost);
         }
         self.fabric.port_event(event, port_num);
         Ok(())
