@@ -1,1 +1,363 @@
 //! The software provider: finds devices, opens them, and joins engine, ports, worker and the shared device to one whole.
+//!
+//! A process has each device once: opening it again gives another context on the same engine. It lives as long as any object
+//! of it; the last one to go ends the worker, closes the sockets and gives the slot back.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use scalefabric_transport::Time;
+use scalefabric_verbs::{
+    AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceAttr, DeviceInfo, Errno, Gid, GidEntry, PKey,
+    PortAttr, ProtectionDomain, Provider, QueuePair, VerbsError, XrcDomain,
+};
+
+use crate::clock;
+use crate::config::{NicConfig, PortConfig};
+use crate::counters::CountersHandle;
+use crate::discovery::{self, DevicePlan};
+use crate::engine::drive::{Core, Kick};
+use crate::netlink;
+use crate::objects::NicContext;
+use crate::options::Options;
+use crate::port::Port;
+use crate::port::capture::{Capture, CapturePort};
+use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
+use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
+use crate::share::membership::Membership;
+use crate::share::segment::{PKEYS, SlotCounters};
+use crate::worker::{Drive, Source, Worker};
+
+/// Devices that this process has open, by name.
+static OPEN: Mutex<Option<HashMap<String, Weak<OpenDevice>>>> = Mutex::new(None);
+/// Capture files that this process writes.
+static CAPTURES: Mutex<Option<HashMap<PathBuf, Weak<Capture>>>> = Mutex::new(None);
+
+/// The software NICs of this machine.
+#[derive(Clone, Debug, Default)]
+pub struct SoftwareProvider {
+    options: Options,
+}
+
+impl SoftwareProvider {
+    /// A provider with these options. Options of a device are those of its first opening in the process.
+    pub fn new(options: Options) -> Self {
+        Self { options }
+    }
+
+    /// A provider with the options of the environment ([`Options::from_environment`]).
+    pub fn from_environment() -> Result<Self, VerbsError> {
+        Options::from_environment().map(Self::new)
+    }
+
+    /// Its options.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// All devices with their ports.
+    pub fn plans(&self) -> Result<Vec<DevicePlan>, VerbsError> {
+        let interfaces = netlink::interfaces().map_err(|e| {
+            VerbsError::environment(Errno::EIO, format!("network interfaces cannot be listed (rtnetlink): {e}"))
+        })?;
+        Ok(discovery::devices(&interfaces, &self.options))
+    }
+
+    /// Opens a device by name, as [`Provider::open`], keeping what only the software NIC can do.
+    pub fn open_software(&self, name: &str) -> Result<Arc<SoftwareContext>, VerbsError> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        if let Some(device) = open.get(name).and_then(Weak::upgrade)
+            && let Some(core) = device.core.upgrade()
+        {
+            return Ok(SoftwareContext::new(device, &core));
+        }
+        let plan = discovery::find(self.plans()?, name)?;
+        let (device, core) = OpenDevice::open(&plan, &self.options)?;
+        open.insert(name.to_owned(), Arc::downgrade(&device));
+        Ok(SoftwareContext::new(device, &core))
+    }
+}
+
+impl Provider for SoftwareProvider {
+    fn devices(&self) -> Result<Vec<DeviceInfo>, VerbsError> {
+        Ok(self.plans()?.into_iter().map(|plan| plan.info).collect())
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Context>, VerbsError> {
+        Ok(self.open_software(name)?)
+    }
+}
+
+/// A capture file; ports that name the same one write to the same one.
+fn capture(path: &Path) -> Result<Arc<Capture>, VerbsError> {
+    let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let captures = captures.get_or_insert_default();
+    if let Some(capture) = captures.get(path).and_then(Weak::upgrade) {
+        return Ok(capture);
+    }
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let capture = Capture::create(path, since_1970.saturating_sub(clock::now().0)).map_err(|e| {
+        VerbsError::environment(Errno::EACCES, format!("capture file {} cannot be made: {e}", path.display()))
+    })?;
+    captures.insert(path.to_owned(), Arc::downgrade(&capture));
+    Ok(capture)
+}
+
+/// What belongs to an open device beside its engine.
+#[derive(Debug)]
+struct OpenDevice {
+    core: Weak<Core>,
+    membership: Arc<Membership>,
+    faults: Vec<Arc<FaultCounters>>,
+    capture: Option<Arc<Capture>>,
+}
+
+/// Kept by the engine: lives exactly as long as it does. Fields go in this order.
+struct Keeper {
+    kick: Box<dyn Kick>,
+    _worker: Worker,
+    _device: Arc<OpenDevice>,
+}
+
+impl Kick for Keeper {
+    fn kick(&self, at: Time) {
+        self.kick.kick(at);
+    }
+}
+
+impl OpenDevice {
+    fn open(plan: &DevicePlan, options: &Options) -> Result<(Arc<Self>, Arc<Core>), VerbsError> {
+        let name = &plan.info.name;
+        let receive = ReceiveOptions { buffer_bytes: options.receive_buffer, reuse_port: options.share };
+        let membership = Membership::open(plan, receive, options.share)?;
+        let capture = options.capture_path().map(|path| capture(&path)).transpose()?;
+        let mut faults = Vec::new();
+        let mut ports: Vec<Box<dyn Port>> = Vec::new();
+        let mut counters: Vec<CountersHandle> = Vec::new();
+        for index in 0..plan.ports.len() {
+            let udp = UdpOptions {
+                index: index as u8,
+                slot: membership.slot(),
+                source_ports: options.source_ports,
+                gso: options.gso,
+                ..UdpOptions::default()
+            };
+            let port = UdpPort::new(membership.sockets(index).clone(), membership.neighbours(index), udp);
+            let tape = capture.as_ref().map(|capture| capture.tape(&format!("{name}/{}", index + 1)));
+            ports.push(match (&options.faults, tape) {
+                (Some(spec), tape) => {
+                    // Two ports must not have the same luck.
+                    let spec = FaultSpec { seed: spec.seed.wrapping_add(index as u64), ..spec.clone() };
+                    let port = FaultPort::new(port, &spec, tape);
+                    faults.push(port.counters().clone());
+                    Box::new(port)
+                }
+                (None, Some(tape)) => Box::new(CapturePort::new(port, tape)),
+                (None, None) => Box::new(port),
+            });
+            counters.push(Arc::new(SlotCounters::new(membership.segment().clone(), membership.slot(), index)));
+        }
+        let core = Core::new(config(plan, options, &membership), ports, counters)?;
+        let device = Arc::new(Self { core: Arc::downgrade(&core), membership, faults, capture });
+        let sources = (0..plan.ports.len()).map(|i| device.membership.sockets(i).clone() as Arc<dyn Source>).collect();
+        let drive: Weak<dyn Drive> = Arc::downgrade(&core) as Weak<dyn Drive>;
+        let worker = Worker::start(name, drive, sources, Some(device.membership.clone()), options.worker)
+            .map_err(|e| VerbsError::environment(Errno::ENOMEM, format!("device {name}: no progress thread: {e}")))?;
+        let kick: Box<dyn Kick> = Box::new(worker.kick());
+        core.set_kick(Box::new(Keeper { kick, _worker: worker, _device: device.clone() }));
+        device.membership.attach(Arc::downgrade(&core));
+        Ok((device, core))
+    }
+
+    fn port_sockets(&self, index: usize) -> &Arc<Sockets> {
+        self.membership.sockets(index)
+    }
+}
+
+/// What the engine is told about the device.
+fn config(plan: &DevicePlan, options: &Options, membership: &Membership) -> NicConfig {
+    let ports = plan.ports.iter().enumerate().map(|(index, port)| {
+        let tables = membership.tables(index);
+        PortConfig {
+            interface: port.interface.clone(),
+            ifindex: tables.ifindex,
+            gids: tables.gids.iter().map(|slot| if slot.present { slot.gid } else { Gid::ZERO }).collect(),
+            gid_table_len: tables.gids.len() as u32,
+            pkeys: tables.pkeys,
+            active_mtu: tables.mtu,
+            state: tables.state,
+            speed_mbps: tables.speed_mbps,
+        }
+    });
+    let mut config = NicConfig::new(plan.info.name.clone(), ports.collect());
+    config.device = plan.info.clone();
+    config.attr.node_guid = plan.info.node_guid;
+    config.attr.sys_image_guid = plan.info.node_guid;
+    config.attr.max_pkeys = PKEYS as u16;
+    config.slot = membership.slot();
+    config.solve_ip_ids = options.solve_ip_ids;
+    // A new member's QP numbers begin elsewhere than those of the slot's last one.
+    let generation = membership.segment().slot(membership.slot()).generation.load(Ordering::Relaxed);
+    config.seed = u64::from(generation).wrapping_mul(251);
+    // What is under way must fit the peer's receive buffer, which is taken to be like ours. The kernel counts up to twice
+    // the bytes of a datagram, and several QPs share it.
+    let buffer = (0..plan.ports.len()).filter_map(|i| membership.sockets(i).receive_buffer_bytes()).min();
+    if let Some(buffer) = buffer {
+        let most = config.transport.max_inflight_bytes;
+        config.transport.max_inflight_bytes = most.min((buffer / 4).max(64 << 10) as u32);
+    }
+    config
+}
+
+/// An open software NIC.
+#[derive(Debug)]
+pub struct SoftwareContext {
+    inner: Arc<NicContext>,
+    device: Arc<OpenDevice>,
+}
+
+impl SoftwareContext {
+    fn new(device: Arc<OpenDevice>, core: &Arc<Core>) -> Arc<Self> {
+        Arc::new(Self { inner: NicContext::new(core), device })
+    }
+
+    /// The engine behind it.
+    pub fn core(&self) -> &Arc<Core> {
+        self.inner.core()
+    }
+
+    /// This process's slot in the shared device.
+    pub fn slot(&self) -> u8 {
+        self.device.membership.slot()
+    }
+
+    /// True if this process serves the device's other processes.
+    pub fn is_host(&self) -> bool {
+        self.device.membership.is_host()
+    }
+
+    /// Bytes of receive buffer that the kernel gave to each socket of a port, from 1; `None` while it has no address.
+    pub fn receive_buffer_bytes(&self, port_num: u8) -> Option<usize> {
+        let index = self.index(port_num).ok()?;
+        self.device.port_sockets(index).receive_buffer_bytes()
+    }
+
+    /// What went wrong and did not end anything: addresses that could not be opened, full tables.
+    pub fn problems(&self) -> Vec<String> {
+        self.device.membership.problems()
+    }
+
+    /// Changes a P_Key of a port, from 1, for all processes of the device; they get PKEY_CHANGE.
+    pub fn set_pkey(&self, port_num: u8, index: u16, pkey: PKey) -> Result<(), VerbsError> {
+        self.device.membership.set_pkey(self.index(port_num)?, index, pkey)
+    }
+
+    /// Writes out what the capture holds back. The error that ended it early, if one did.
+    pub fn flush_capture(&self) -> Result<(), VerbsError> {
+        match &self.device.capture {
+            Some(capture) => capture.finish().map_err(|e| VerbsError::environment(Errno::EIO, e.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    fn index(&self, port_num: u8) -> Result<usize, VerbsError> {
+        let count = self.core().config().ports.len();
+        match usize::from(port_num).checked_sub(1) {
+            Some(index) if index < count => Ok(index),
+            _ => {
+                Err(VerbsError::invalid(format!("port {port_num} does not exist: this device has ports 1 to {count}")))
+            }
+        }
+    }
+}
+
+impl Context for SoftwareContext {
+    fn device(&self) -> DeviceInfo {
+        self.inner.device()
+    }
+
+    fn query_device(&self) -> Result<DeviceAttr, VerbsError> {
+        self.inner.query_device()
+    }
+
+    fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbsError> {
+        self.inner.query_port(port_num)
+    }
+
+    fn query_gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbsError> {
+        self.inner.query_gid(port_num, index)
+    }
+
+    fn query_gid_table(&self) -> Result<Vec<GidEntry>, VerbsError> {
+        self.inner.query_gid_table()
+    }
+
+    fn query_pkey(&self, port_num: u8, index: u16) -> Result<PKey, VerbsError> {
+        self.inner.query_pkey(port_num, index)
+    }
+
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        self.inner.alloc_pd()
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError> {
+        self.inner.create_comp_channel()
+    }
+
+    fn create_cq(
+        &self,
+        cqe: u32,
+        channel: Option<Arc<dyn CompletionChannel>>,
+        comp_vector: u32,
+    ) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        self.inner.create_cq(cqe, channel, comp_vector)
+    }
+
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {
+        self.inner.open_xrcd()
+    }
+
+    fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        self.inner.create_xrc_target(xrcd)
+    }
+
+    fn async_fd(&self) -> i32 {
+        self.inner.async_fd()
+    }
+
+    fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError> {
+        self.inner.get_async_event(timeout)
+    }
+
+    /// Counters of the whole device (all its processes, those that are gone included), then this process's own: sockets,
+    /// hand-overs, faults.
+    fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError> {
+        let index = self.index(port_num)?;
+        let mut all: Vec<(String, u64)> = self.device.membership.segment().all_counters(index);
+        let sockets = self.device.port_sockets(index);
+        let udp = &sockets.counters;
+        let mut add = |name: &str, value: u64| all.push((name.to_owned(), value));
+        // What mlx5 calls out_of_buffer is a missing receive WQE; here the kernel had no room for a datagram.
+        add("rx_socket_overflow", sockets.overflow_drops());
+        add("rx_socket_errors", udp.receive_errors.load(Ordering::Relaxed));
+        add("tx_gso_refused", udp.gso_refused.load(Ordering::Relaxed));
+        add("rx_handed_over", udp.handed_over.load(Ordering::Relaxed));
+        add("rx_taken_over", udp.taken_over.load(Ordering::Relaxed));
+        if let Some(faults) = self.device.faults.get(index) {
+            faults.all().into_iter().for_each(|(name, value)| add(name, value));
+        }
+        Ok(all)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -379,9 +379,9 @@ impl Segment {
     }
 
     /// The device's counters of a port: all members', living and gone.
-    pub fn all_counters(&self, index: usize) -> Vec<(&'static str, u64)> {
+    pub fn all_counters(&self, index: usize) -> Vec<(String, u64)> {
         let layout = self.layout();
-        let mut sum: Vec<_> = layout.departed[index].all().collect();
+        let mut sum: Vec<_> = layout.departed[index].all().map(|(name, value)| (name.to_owned(), value)).collect();
         for slot in &layout.counters[1..SLOTS - 1] {
             for ((_, total), (_, value)) in sum.iter_mut().zip(slot[index].all()) {
                 *total = total.wrapping_add(value);
@@ -502,6 +502,6 @@ mod tests {
         segment.retire_counters(1);
         assert_eq!(segment.counters(1, 0).counter(Counter::SentPackets), 0);
         let sum = segment.all_counters(0);
-        assert_eq!(sum.iter().find(|(name, _)| *name == "sent_pkts"), Some(&("sent_pkts", 12)));
+        assert_eq!(sum.iter().find(|(name, _)| name == "sent_pkts"), Some(&("sent_pkts".to_owned(), 12)));
     }
 }

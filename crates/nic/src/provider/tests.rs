@@ -1,0 +1,237 @@
+//! The whole NIC in one process: devices of their own on loopback addresses, real sockets, real time.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use scalefabric_verbs::*;
+
+use super::*;
+use crate::options::{DeviceOptions, PortOptions};
+
+/// A provider with one device `name` whose ports have these loopback addresses.
+fn provider(name: &str, addresses: &[&str], change: impl FnOnce(&mut Options)) -> SoftwareProvider {
+    let port = |ip: &&str| PortOptions { interface: "lo".into(), addresses: vec![ip.parse::<IpAddr>().unwrap()] };
+    let device = DeviceOptions { name: name.into(), ports: addresses.iter().map(port).collect() };
+    let mut options = Options { devices: vec![device], receive_buffer: 4 << 20, share: false, ..Options::default() };
+    change(&mut options);
+    SoftwareProvider::new(options)
+}
+
+struct End {
+    qp: Arc<dyn QueuePair>,
+    cq: Arc<dyn CompletionQueue>,
+    mr: Arc<dyn MemoryRegion>,
+    gid: Gid,
+    mtu: Mtu,
+}
+
+fn end(context: &dyn Context, port_num: u8) -> End {
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(256, None, 0).unwrap();
+    let access =
+        AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+    let mr = pd.alloc_mr(1 << 20, access).unwrap();
+    let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
+    let init =
+        QpInit { qp_type: QpType::Rc, send_cq: cq.clone(), recv_cq: cq.clone(), srq: None, cap, sq_sig_all: true };
+    let qp = pd.create_qp(&init).unwrap();
+    let mtu = context.query_port(port_num).unwrap().active_mtu;
+    End { qp, cq, mr, gid: context.query_gid(port_num, 0).unwrap(), mtu }
+}
+
+/// Takes a QP to RTS.
+fn connect(end: &End, peer: &End, port_num: u8) {
+    let (mut attr, _) = end.qp.query().unwrap();
+    attr.qp_state = QpState::Init;
+    attr.port_num = port_num;
+    attr.pkey_index = 0;
+    attr.qp_access_flags = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+    let init = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+    end.qp.modify(&attr, init).unwrap();
+    attr.qp_state = QpState::Rtr;
+    attr.path_mtu = end.mtu;
+    attr.dest_qp_num = peer.qp.qp_num();
+    attr.rq_psn = Psn::new(7);
+    attr.max_dest_rd_atomic = 8;
+    attr.min_rnr_timer = 12;
+    attr.ah_attr = AddressVector {
+        dgid: peer.gid,
+        sgid_index: 0,
+        hop_limit: 64,
+        traffic_class: 0,
+        flow_label: 0,
+        sl: 0,
+        static_rate: 0,
+        port_num,
+    };
+    let rtr = QpAttrMask::STATE
+        | QpAttrMask::AV
+        | QpAttrMask::PATH_MTU
+        | QpAttrMask::DEST_QPN
+        | QpAttrMask::RQ_PSN
+        | QpAttrMask::MAX_DEST_RD_ATOMIC
+        | QpAttrMask::MIN_RNR_TIMER;
+    end.qp.modify(&attr, rtr).unwrap();
+    attr.qp_state = QpState::Rts;
+    attr.timeout = 12;
+    attr.retry_cnt = 7;
+    attr.rnr_retry = 7;
+    attr.sq_psn = Psn::new(7);
+    attr.max_rd_atomic = 8;
+    let rts = QpAttrMask::STATE
+        | QpAttrMask::TIMEOUT
+        | QpAttrMask::RETRY_CNT
+        | QpAttrMask::RNR_RETRY
+        | QpAttrMask::SQ_PSN
+        | QpAttrMask::MAX_QP_RD_ATOMIC;
+    end.qp.modify(&attr, rts).unwrap();
+}
+
+fn sge(mr: &dyn MemoryRegion, offset: u64, length: u32) -> Sge {
+    Sge { addr: mr.addr() + offset, length, lkey: mr.lkey() }
+}
+
+fn wait(cq: &dyn CompletionQueue) -> WorkCompletion {
+    let start = Instant::now();
+    let none = WorkCompletion {
+        wr_id: 0,
+        status: WcStatus::GeneralErr,
+        opcode: WcOpcode::Send,
+        vendor_err: 0,
+        byte_len: 0,
+        imm: 0,
+        invalidated_rkey: RKey(0),
+        qp_num: Qpn::new(0),
+        src_qp: Qpn::new(0),
+        flags: WcFlags::empty(),
+        pkey_index: 0,
+        sl: 0,
+    };
+    let mut out = [none];
+    while cq.poll(&mut out).unwrap() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(30), "no completion");
+    }
+    out[0]
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 256 + seed) as u8).collect()
+}
+
+/// WRITEs and READs a megabyte and checks every byte.
+fn exchange(a: &End, b: &End) {
+    let data = pattern(1 << 20, 3);
+    a.mr.write(0, &data).unwrap();
+    let list = [sge(&*a.mr, 0, 1 << 20)];
+    let write =
+        SendWr { sg_list: &list, ..SendWr::new(1, SendOp::Write { remote_addr: b.mr.addr(), rkey: b.mr.rkey() }) };
+    a.qp.post_send(&[write]).unwrap();
+    let wc = wait(&*a.cq);
+    assert_eq!((wc.wr_id, wc.status), (1, WcStatus::Success));
+    let mut got = vec![0; 1 << 20];
+    b.mr.read(0, &mut got).unwrap();
+    assert!(got == data, "the bytes differ");
+    b.mr.write(0, &pattern(1 << 20, 9)).unwrap();
+    let read =
+        SendWr { sg_list: &list, ..SendWr::new(2, SendOp::Read { remote_addr: b.mr.addr(), rkey: b.mr.rkey() }) };
+    a.qp.post_send(&[read]).unwrap();
+    let wc = wait(&*a.cq);
+    assert_eq!((wc.wr_id, wc.status), (2, WcStatus::Success));
+    a.mr.read(0, &mut got).unwrap();
+    assert!(got == pattern(1 << 20, 9), "the bytes differ");
+}
+
+#[test]
+fn two_devices_move_a_megabyte_and_the_target_never_calls() {
+    let (a, b) = (provider("one-a", &["127.79.0.1"], |_| {}), provider("one-b", &["127.79.0.2"], |_| {}));
+    let (a, b) = (a.open("one-a").unwrap(), b.open("one-b").unwrap());
+    let (x, y) = (end(&*a, 1), end(&*b, 1));
+    connect(&x, &y, 1);
+    connect(&y, &x, 1);
+    // Nobody polls for `y`: its worker answers.
+    exchange(&x, &y);
+    let counters = b.hw_counters(1).unwrap();
+    let value = |name: &str| counters.iter().find(|(n, _)| n == name).unwrap().1;
+    assert!(
+        value("rcvd_pkts") > 256 && value("rx_write_requests") >= 1 && value("rx_read_requests") >= 1,
+        "{counters:?}"
+    );
+    assert_eq!(value("drop_bad_icrc"), 0);
+}
+
+#[test]
+fn faults_are_survived_and_seen_in_counters_and_capture() {
+    let path = std::env::temp_dir().join(format!("scalefabric-provider-{}.pcapng", std::process::id()));
+    let faults = |o: &mut Options| {
+        o.faults = Some("drop=1%,corrupt=0.5%,dup=1%,reorder=1%,seed=5".parse().unwrap());
+        o.capture = Some(path.clone());
+    };
+    let (a, b) = (provider("two-a", &["127.79.0.3"], faults), provider("two-b", &["127.79.0.4"], |_| {}));
+    let (a, b) = (a.open_software("two-a").unwrap(), b.open("two-b").unwrap());
+    let (x, y) = (end(&*a, 1), end(&*b, 1));
+    connect(&x, &y, 1);
+    connect(&y, &x, 1);
+    for _ in 0..4 {
+        exchange(&x, &y);
+        exchange(&y, &x);
+    }
+    a.flush_capture().unwrap();
+    let counters = a.hw_counters(1).unwrap();
+    let value = |name: &str| counters.iter().find(|(n, _)| n == name).unwrap().1;
+    assert!(value("fault_dropped") > 0 && value("fault_corrupted") > 0, "{counters:?}");
+    assert_eq!(value("drop_fault"), value("fault_dropped"));
+    assert_eq!(value("drop_bad_icrc"), value("fault_corrupted"), "each damaged packet is found by its ICRC");
+    let bytes = std::fs::read(&path).unwrap();
+    let mut reader = scalefabric_wire::pcapng::Reader::new(&bytes).unwrap();
+    let (mut packets, mut comments) = (0, 0);
+    while let Some(record) = reader.next() {
+        packets += 1;
+        comments += u64::from(record.unwrap().comment.is_some());
+    }
+    assert!(packets > 2048 && comments > 0);
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_device_of_two_ports_has_a_gid_on_each() {
+    let provider = provider("three", &["127.79.0.5", "127.79.0.6"], |_| {});
+    let context = provider.open("three").unwrap();
+    assert_eq!(context.query_device().unwrap().phys_port_cnt, 2);
+    let gid = |port| context.query_gid(port, 0).unwrap().to_ip().to_string();
+    assert_eq!((gid(1), gid(2)), ("127.79.0.5".into(), "127.79.0.6".into()));
+    assert!(context.query_gid(3, 0).is_err());
+    let (x, y) = (end(&*context, 1), end(&*context, 2));
+    connect(&x, &y, 1);
+    connect(&y, &x, 2);
+    exchange(&x, &y);
+}
+
+#[test]
+fn a_pkey_change_raises_its_event() {
+    let provider = provider("four", &["127.79.0.7"], |_| {});
+    let context = provider.open_software("four").unwrap();
+    context.set_pkey(1, 3, PKey(0x8888)).unwrap();
+    let event = context.get_async_event(Some(Duration::from_secs(10))).unwrap().unwrap();
+    assert_eq!((event.event_type, event.subject), (event::EventType::PkeyChange, EventSubject::Port(1)));
+    assert_eq!(context.query_pkey(1, 3).unwrap(), PKey(0x8888));
+    assert!(context.set_pkey(2, 0, PKey(1)).is_err());
+}
+
+#[test]
+fn the_last_object_closes_the_device_and_it_can_be_opened_again() {
+    let provider = provider("five", &["127.79.0.8"], |_| {});
+    for _ in 0..3 {
+        let context = provider.open("five").unwrap();
+        let again = provider.open("five").unwrap();
+        let pd = context.alloc_pd().unwrap();
+        drop((context, again));
+        drop(pd);
+    }
+}
+
+#[test]
+fn an_unknown_device_is_told_apart_from_those_there_are() {
+    let error = provider("six", &["127.79.0.9"], |_| {}).open("mlx5_0").unwrap_err();
+    assert_eq!(error.errno, Errno::ENODEV);
+    assert!(error.message.contains("sflo") && error.message.contains("six"), "{error}");
+}
