@@ -266,10 +266,10 @@ impl Requester {
     }
 
     /// Packets that one READ request asks for, at most: half the window, so that the next part is on its way while this
-    /// one arrives.
+    /// one arrives; and well below half the PSNs, which may be outstanding together (clause 9.7.2).
     pub(crate) fn read_stride(&self, ctx: &Context) -> u32 {
         // A path MTU is a power of two, and this runs for every packet.
-        (ctx.config.max_inflight_bytes >> (ctx.pmtu().trailing_zeros() + 1)).max(1)
+        (ctx.config.max_inflight_bytes >> (ctx.pmtu().trailing_zeros() + 1)).clamp(1, Psn::MODULUS / 4)
     }
 
     fn gate(&self, ctx: &Context, now: Time, wqe: &SendWqe, segment: &Segment) -> Gate {

@@ -109,3 +109,18 @@ fn nothing_is_sent_twice_without_a_reason() {
     d.ack(sent - 1);
     assert_eq!(d.side.host.counter(Counter::RetransmittedPackets), 0);
 }
+
+#[test]
+fn the_largest_read_at_the_smallest_mtu_fits_into_the_psn_space() {
+    let config = Config { max_inflight_bytes: u32::MAX, ..Config::default() };
+    let mut d = Dialogue::new(QpType::Rc, config, |attr| attr.path_mtu = scalefabric_verbs::Mtu::Mtu256);
+    let op = super::READ;
+    for wr_id in 1..=2 {
+        let wqe =
+            crate::SendWqe { index: 0, wr_id, op, flags: super::SIGNALED, length: 1 << 31, ud: None, xrc_srqn: None };
+        d.side.host.post_wqe(wqe, &[]);
+    }
+    let sent = d.sends();
+    assert_eq!(sent.len(), 1, "two halves would be half of all PSNs: the other side of the circle");
+    assert_eq!(sent[0].headers.reth.unwrap().dma_len, 1 << 30);
+}
