@@ -29,7 +29,7 @@ use crate::port::capture::{Capture, CapturePort};
 use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
 use crate::share::membership::Membership;
-use crate::share::segment::{PKEYS, SlotCounters};
+use crate::share::segment::{PKEYS, SlotCounters, SlotState};
 use crate::worker::{Drive, Source, Worker};
 
 /// Devices that this process has open, by name.
@@ -239,6 +239,12 @@ impl SoftwareContext {
     /// True if this process serves the device's other processes.
     pub fn is_host(&self) -> bool {
         self.device.membership.is_host()
+    }
+
+    /// Processes that share the device now, this one included.
+    pub fn members(&self) -> usize {
+        let segment = self.device.membership.segment();
+        (1..255).filter(|&slot| segment.slot(slot).state() == SlotState::Alive).count()
     }
 
     /// Bytes of receive buffer that the kernel gave to each socket of a port, from 1; `None` while it has no address.

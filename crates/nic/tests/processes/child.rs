@@ -1,0 +1,212 @@
+//! The side of a child: opens the device and does what it is told, answering each line with one that begins with `@`.
+
+use std::io::BufRead;
+use std::os::unix::process::CommandExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
+use scalefabric_verbs::*;
+
+const BYTES: usize = 256 << 10;
+
+struct Qp {
+    qp: Arc<dyn QueuePair>,
+    cq: Arc<dyn CompletionQueue>,
+    mr: Arc<dyn MemoryRegion>,
+}
+
+#[derive(Default)]
+struct Child {
+    context: Option<Arc<SoftwareContext>>,
+    qp: Option<Qp>,
+    gid_index: u8,
+}
+
+pub fn run() {
+    let mut child = Child::default();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        println!("@{}", child.answer(&words));
+    }
+}
+
+fn pattern(seed: u32) -> Vec<u8> {
+    (0..BYTES).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed * 77) as u8 ^ (i >> 8) as u8).collect()
+}
+
+impl Child {
+    fn context(&self) -> &Arc<SoftwareContext> {
+        self.context.as_ref().expect("open first")
+    }
+
+    fn answer(&mut self, words: &[&str]) -> String {
+        match *words {
+            ["open"] => self.open(),
+            ["qp"] => self.make_qp(),
+            ["use", ip] => {
+                let table = self.context().query_gid_table().unwrap();
+                let entry = table.iter().find(|entry| entry.gid.to_ip().to_string() == ip).unwrap();
+                self.gid_index = entry.gid_index as u8;
+                "ok".into()
+            }
+            ["connect", qpn, gid] => self.connect(qpn.parse().unwrap(), gid),
+            ["write", rkey, addr, seed] => {
+                self.write(rkey.parse().unwrap(), addr.parse().unwrap(), seed.parse().unwrap())
+            }
+            ["check", seed] => self.check(seed.parse().unwrap()),
+            ["gids"] => {
+                let table = self.context().query_gid_table().unwrap();
+                let v4 = table.iter().filter(|entry| entry.gid.is_ipv4());
+                v4.map(|e| format!("{}={}", e.gid_index, e.gid.to_ip())).collect::<Vec<_>>().join(" ")
+            }
+            ["port"] => {
+                let port = self.context().query_port(1).unwrap();
+                format!("{:?} {:?}", port.state, port.active_mtu)
+            }
+            ["event", ms] => {
+                let timeout = Duration::from_millis(ms.parse().unwrap());
+                match self.context().get_async_event(Some(timeout)).unwrap() {
+                    Some(event) => format!("{:?} {:?}", event.event_type, event.subject),
+                    None => "none".into(),
+                }
+            }
+            ["counter", name] => {
+                let all = self.context().hw_counters(1).unwrap();
+                all.iter().find(|(n, _)| n == name).unwrap().1.to_string()
+            }
+            ["slots"] => format!("alive={}", self.context().members()),
+            ["fork"] => self.fork(),
+            ["exec"] => panic!("{}", std::process::Command::new("sleep").arg("30").exec()),
+            _ => format!("error unknown {words:?}"),
+        }
+    }
+
+    fn open(&mut self) -> String {
+        let name = std::env::var(crate::parent::CHILD).unwrap();
+        match SoftwareProvider::from_environment().and_then(|p| p.open_software(&name)) {
+            Ok(context) => {
+                let answer = format!("slot={} host={}", context.slot(), u8::from(context.is_host()));
+                self.context = Some(context);
+                answer
+            }
+            Err(error) => format!("error {:?} {}", error.errno, error.message),
+        }
+    }
+
+    /// A fresh QP: its number, rkey, address, and our GID.
+    fn make_qp(&mut self) -> String {
+        let context = self.context();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(64, None, 0).unwrap();
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let mr = pd.alloc_mr(2 * BYTES, access).unwrap();
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            cap: QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 },
+            sq_sig_all: true,
+        };
+        let qp = pd.create_qp(&init).unwrap();
+        let gid = context.query_gid(1, u32::from(self.gid_index)).unwrap();
+        let answer = format!("{} {} {} {}", qp.qp_num().get(), mr.rkey().0, mr.addr(), gid.to_ip());
+        self.qp = Some(Qp { qp, cq, mr });
+        answer
+    }
+
+    fn connect(&mut self, qpn: u32, gid: &str) -> String {
+        let mtu = self.context().query_port(1).unwrap().active_mtu;
+        let qp = &self.qp.as_ref().unwrap().qp;
+        let (mut attr, _) = qp.query().unwrap();
+        attr.qp_state = QpState::Init;
+        attr.port_num = 1;
+        attr.pkey_index = 0;
+        attr.qp_access_flags = AccessFlags::REMOTE_WRITE;
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        qp.modify(&attr, mask).unwrap();
+        attr.qp_state = QpState::Rtr;
+        attr.path_mtu = mtu;
+        attr.dest_qp_num = Qpn::new(qpn);
+        attr.rq_psn = Psn::new(0xff_fff0);
+        attr.max_dest_rd_atomic = 1;
+        attr.min_rnr_timer = 12;
+        attr.ah_attr.dgid = Gid::from_ip(gid.parse().unwrap());
+        attr.ah_attr.sgid_index = self.gid_index;
+        attr.ah_attr.hop_limit = 64;
+        attr.ah_attr.port_num = 1;
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN
+            | QpAttrMask::MAX_DEST_RD_ATOMIC
+            | QpAttrMask::MIN_RNR_TIMER;
+        qp.modify(&attr, mask).unwrap();
+        attr.qp_state = QpState::Rts;
+        attr.timeout = 12;
+        attr.retry_cnt = 5;
+        attr.rnr_retry = 5;
+        attr.sq_psn = Psn::new(0xff_fff0);
+        attr.max_rd_atomic = 1;
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::SQ_PSN
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+        qp.modify(&attr, mask).unwrap();
+        "ok".into()
+    }
+
+    /// Writes a pattern from the first half of our region into the second half of the peer's.
+    fn write(&mut self, rkey: u32, addr: u64, seed: u32) -> String {
+        let Qp { qp, cq, mr } = self.qp.as_ref().unwrap();
+        mr.write(0, &pattern(seed)).unwrap();
+        let list = [Sge { addr: mr.addr(), length: BYTES as u32, lkey: mr.lkey() }];
+        let op = SendOp::Write { remote_addr: addr + BYTES as u64, rkey: RKey(rkey) };
+        qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(1, op) }]).unwrap();
+        let mut out = [WorkCompletion {
+            wr_id: 0,
+            status: WcStatus::GeneralErr,
+            opcode: WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            imm: 0,
+            invalidated_rkey: RKey(0),
+            qp_num: Qpn::new(0),
+            src_qp: Qpn::new(0),
+            flags: WcFlags::empty(),
+            pkey_index: 0,
+            sl: 0,
+        }];
+        let start = Instant::now();
+        while cq.poll(&mut out).unwrap() == 0 {
+            if start.elapsed() > Duration::from_secs(30) {
+                return "no completion".into();
+            }
+        }
+        format!("{:?}", out[0].status)
+    }
+
+    fn check(&self, seed: u32) -> String {
+        let mut got = vec![0; BYTES];
+        self.qp.as_ref().unwrap().mr.read(BYTES, &mut got).unwrap();
+        let wrong = got.iter().zip(pattern(seed)).position(|(a, b)| *a != b);
+        wrong.map_or_else(|| "ok".into(), |at| format!("byte {at} differs"))
+    }
+
+    /// A child of the child that does nothing and holds all it inherited.
+    fn fork(&self) -> String {
+        // SAFETY: the forked process calls only async-signal-safe functions.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            },
+            pid => pid.to_string(),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The shared device between real processes: each test starts children (this same binary, told what to do line by line)
+//! that open a device, move data, die and are replaced. Tests that need namespaces or other users need root and say so when
+//! they are skipped.
+
+mod child;
+mod namespace;
+mod parent;
+
+use std::os::unix::process::CommandExt;
+
+use parent::{Child, Device, is_root, skip};
+
+/// Not a test by itself: what a child process runs.
+#[test]
+fn child() {
+    if std::env::var_os(parent::CHILD).is_some() {
+        child::run();
+    }
+}
+
+/// Connects two children's QPs and moves data both ways.
+fn exchange(a: &mut Child, b: &mut Child, seed: u32) {
+    let (qa, qb) = (a.ask("qp"), b.ask("qp"));
+    let word = |text: &str, n: usize| text.split(' ').nth(n).unwrap().to_owned();
+    assert_eq!(a.ask(&format!("connect {} {}", word(&qb, 0), word(&qb, 3))), "ok");
+    assert_eq!(b.ask(&format!("connect {} {}", word(&qa, 0), word(&qa, 3))), "ok");
+    assert_eq!(a.ask(&format!("write {} {} {seed}", word(&qb, 1), word(&qb, 2))), "Success");
+    assert_eq!(b.ask(&format!("check {seed}")), "ok");
+    assert_eq!(b.ask(&format!("write {} {} {}", word(&qa, 1), word(&qa, 2), seed + 1)), "Success");
+    assert_eq!(a.ask(&format!("check {}", seed + 1)), "ok");
+}
+
+fn number(text: &str, key: &str) -> u32 {
+    let word = text.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    word.unwrap_or_else(|| panic!("{text}: no {key}")).parse().unwrap()
+}
+
+#[test]
+fn processes_share_an_address_and_each_gets_its_own() {
+    let device = Device::new("share", "lo", "127.80.0.1");
+    let mut all: Vec<_> = (0..3).map(|_| Child::start(&device)).collect();
+    let slots: Vec<_> = all.iter_mut().map(|c| number(&c.ask("open"), "slot")).collect();
+    assert_eq!(slots, [1, 2, 3]);
+    let [a, b, c] = &mut all[..] else { unreachable!() };
+    exchange(a, b, 10);
+    exchange(b, c, 20);
+    exchange(c, a, 30);
+    // Counters are the device's: everybody sees the same sum.
+    let counters = b.ask("counter drop_no_such_qp");
+    assert_eq!(counters, "0");
+}
+
+#[test]
+fn a_killed_member_leaves_the_others_working_and_its_slot_free() {
+    let device = Device::new("kill", "lo", "127.80.0.2");
+    let mut all: Vec<_> = (0..3).map(|_| Child::start(&device)).collect();
+    all.iter_mut().for_each(|c| drop(c.ask("open")));
+    let [_, b, c] = &mut all[..] else { unreachable!() };
+    exchange(b, c, 1);
+    all.remove(1).kill();
+    let [a, c] = &mut all[..] else { unreachable!() };
+    exchange(a, c, 40);
+    let mut d = Child::start(&device);
+    assert_eq!(number(&d.ask("open"), "slot"), 2);
+    exchange(&mut d, c, 50);
+    exchange(a, &mut d, 60);
+}
+
+#[test]
+fn when_the_first_process_is_killed_another_serves_and_new_ones_join() {
+    let device = Device::new("host", "lo", "127.80.0.3");
+    let mut all: Vec<_> = (0..3).map(|_| Child::start(&device)).collect();
+    all.iter_mut().for_each(|c| drop(c.ask("open")));
+    all.remove(0).kill();
+    let [b, c] = &mut all[..] else { unreachable!() };
+    exchange(b, c, 70);
+    let mut d = Child::start(&device);
+    assert_eq!(number(&d.ask("open"), "slot"), 1);
+    exchange(&mut d, b, 80);
+    exchange(c, &mut d, 90);
+}
+
+#[test]
+fn a_peer_that_was_killed_ends_in_retry_exceeded() {
+    let device = Device::new("gone", "lo", "127.80.0.4");
+    let (mut a, mut b) = (Child::start(&device), Child::start(&device));
+    a.ask("open");
+    b.ask("open");
+    let (qa, qb) = (a.ask("qp"), b.ask("qp"));
+    let word = |text: &str, n: usize| text.split(' ').nth(n).unwrap().to_owned();
+    a.ask(&format!("connect {} {}", word(&qb, 0), word(&qb, 3)));
+    b.ask(&format!("connect {} {}", word(&qa, 0), word(&qa, 3)));
+    b.kill();
+    assert_eq!(a.ask(&format!("write {} {} 1", word(&qb, 1), word(&qb, 2))), "RetryExcErr");
+}
+
+#[test]
+fn a_process_that_runs_another_program_has_left() {
+    let device = Device::new("exec", "lo", "127.80.0.5");
+    let (mut a, mut b) = (Child::start(&device), Child::start(&device));
+    a.ask("open");
+    b.ask("open");
+    // Its pidfd stays silent, its connection ends.
+    b.tell("exec");
+    let mut c = Child::start(&device);
+    parent::until("the slot is not free", || number(&a.ask("slots"), "alive") == 1);
+    assert_eq!(number(&c.ask("open"), "slot"), 2);
+    exchange(&mut a, &mut c, 5);
+}
+
+#[test]
+fn a_forked_child_does_not_hide_the_death_of_its_parent() {
+    let device = Device::new("fork", "lo", "127.80.0.6");
+    let (mut a, mut b) = (Child::start(&device), Child::start(&device));
+    a.ask("open");
+    b.ask("open");
+    let orphan: i32 = b.ask("fork").parse().unwrap();
+    b.kill();
+    parent::until("the slot is not free", || number(&a.ask("slots"), "alive") == 1);
+    // SAFETY: plain system call; the process was forked by our own child for this test.
+    unsafe { libc::kill(orphan, libc::SIGKILL) };
+    let mut c = Child::start(&device);
+    assert_eq!(number(&c.ask("open"), "slot"), 2);
+    exchange(&mut a, &mut c, 6);
+}
+
+#[test]
+fn a_second_user_is_told_who_holds_the_address_and_what_to_do() {
+    if !is_root() {
+        return skip("it takes root to become another user");
+    }
+    let device = Device::new("user", "lo", "127.80.0.7");
+    let mut a = Child::start(&device);
+    a.ask("open");
+    let mut b = Child::start_with(&device, |command| {
+        command.uid(65_534).gid(65_534);
+    });
+    let answer = b.ask("open");
+    assert!(answer.starts_with("error EADDRINUSE"), "{answer}");
+    for part in ["127.80.0.7", "user 0 (root)", "within one user", "ip netns", "addresses"] {
+        assert!(answer.contains(part), "{part:?} is missing: {answer}");
+    }
+    // And who may see it is told the process, too.
+    let mut c = Child::start_with(&device, |command| {
+        command.env("SCALEFABRIC_SHARE", "0");
+    });
+    let answer = c.ask("open");
+    assert!(answer.contains(&format!("process {}", a.pid())), "{answer}");
+}
+
+#[test]
+fn addresses_come_and_go_with_stable_indexes_in_every_member() {
+    if !is_root() {
+        return skip("it takes root to make a network namespace");
+    }
+    let (namespace, other) = (namespace::Namespace::new("gid"), namespace::Namespace::new("far"));
+    namespace.ip(&format!("link add d0 type veth peer name d0 netns {}", other.name()));
+    other.ip("link set d0 up");
+    namespace.ip("addr add 10.9.1.1/24 dev d0");
+    namespace.ip("addr add 10.9.2.1/24 dev d0");
+    namespace.ip("link set d0 addrgenmode none up");
+    let device = Device::automatic("sf0");
+    let mut all: Vec<_> = (0..2).map(|_| Child::start_in(&namespace, &device)).collect();
+    all.iter_mut().for_each(|c| drop(c.ask("open")));
+    for c in &mut all {
+        // The carrier may come a moment after the first look.
+        parent::until("no carrier", || c.ask("port") == "Active Mtu1024");
+        while c.ask("event 1") != "none" {}
+        assert_eq!(c.ask("gids"), "0=10.9.1.1 1=10.9.2.1");
+    }
+    namespace.ip("addr del 10.9.1.1/24 dev d0");
+    for c in &mut all {
+        assert_eq!(c.ask("event 10000"), "GidChange Port(1)");
+    }
+    namespace.ip("addr add 10.9.3.1/24 dev d0");
+    for c in &mut all {
+        assert_eq!(c.ask("event 10000"), "GidChange Port(1)");
+        assert!(c.ask("gids").ends_with("2=10.9.3.1"), "slot 0 stays empty");
+    }
+    namespace.ip("addr add 10.9.1.1/24 dev d0");
+    for c in &mut all {
+        assert_eq!(c.ask("event 10000"), "GidChange Port(1)");
+        assert!(c.ask("gids").contains("0=10.9.1.1"), "back at its old place");
+    }
+    namespace.ip("link set d0 mtu 1400");
+    for c in &mut all {
+        parent::until("the MTU is not followed", || c.ask("port") == "Active Mtu1024");
+    }
+    namespace.ip("link set d0 mtu 600");
+    for c in &mut all {
+        parent::until("the MTU is not followed", || c.ask("port") == "Active Mtu256");
+    }
+    namespace.ip("link set d0 down");
+    for c in &mut all {
+        assert_eq!(c.ask("event 10000"), "PortErr Port(1)");
+        assert!(c.ask("port").starts_with("Down"));
+    }
+    namespace.ip("link set d0 up");
+    for c in &mut all {
+        assert_eq!(c.ask("event 10000"), "PortActive Port(1)");
+    }
+}
+
+#[test]
+fn two_namespaces_are_two_hosts() {
+    if !is_root() {
+        return skip("it takes root to make network namespaces");
+    }
+    let (left, right) = (namespace::Namespace::new("left"), namespace::Namespace::new("right"));
+    left.ip(&format!("link add v0 mtu 4200 type veth peer name v0 mtu 4200 netns {}", right.name()));
+    for (namespace, address) in [(&left, "10.8.0.1/24"), (&right, "10.8.0.2/24")] {
+        namespace.ip(&format!("addr add {address} dev v0"));
+        namespace.ip("link set v0 up");
+    }
+    let device = Device::automatic("sf0");
+    let (mut a, mut b) = (Child::start_in(&left, &device), Child::start_in(&right, &device));
+    for (c, ip) in [(&mut a, "10.8.0.1"), (&mut b, "10.8.0.2")] {
+        c.ask("open");
+        // Beside it there is a link-local address, as soon as it has proved unique.
+        parent::until("no carrier", || c.ask("port") == "Active Mtu4096" && c.ask("gids").contains(ip));
+        c.ask(&format!("use {ip}"));
+    }
+    exchange(&mut a, &mut b, 3);
+    // Without segmentation offload, too: the kernel cuts the trains itself, and identifications stay what they were.
+    for namespace in [&left, &right] {
+        namespace.run("ethtool", "-K v0 tx-udp-segmentation off gro off");
+    }
+    exchange(&mut a, &mut b, 4);
+    assert_eq!(b.ask("counter drop_bad_icrc"), "0");
+    assert_eq!(b.ask("counter solved_ip_ids"), "0", "every identification was predicted");
+}
