@@ -53,7 +53,7 @@ impl Attacker {
     pub fn strike(&mut self, wire: &SimWire, stations: &[Station], working: &[(usize, Qpn, Psn)], victims: &[Victim]) {
         match self.random.below(10) {
             0 => self.garbage(wire, stations.len()),
-            1..=2 => self.from_a_stranger(wire, stations, working),
+            1..=2 => self.as_a_stranger(wire, stations, working),
             3 => self.beyond_the_window(wire, stations, working),
             _ => self.in_the_peers_name(wire, stations, victims),
         }
@@ -75,7 +75,7 @@ impl Attacker {
     }
 
     /// A packet that would be right, were it not for its sender.
-    fn from_a_stranger(&mut self, wire: &SimWire, stations: &[Station], working: &[(usize, Qpn, Psn)]) {
+    fn as_a_stranger(&mut self, wire: &SimWire, stations: &[Station], working: &[(usize, Qpn, Psn)]) {
         if working.is_empty() {
             return;
         }

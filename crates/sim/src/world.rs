@@ -212,7 +212,8 @@ impl World {
         pair.connect(plan, v6)?;
         let index = self.connections.len();
         let mut flows = [None; 2];
-        for side in 0..if plan.both_ways { 2 } else { 1 } {
+        let sides = if plan.both_ways { 2 } else { 1 };
+        for (side, flow) in flows.iter_mut().enumerate().take(sides) {
             let id = self.lanes.len();
             let (from, to) = (plan.nics[side], plan.nics[1 - side]);
             let qp = &pair.qps[side];
@@ -240,7 +241,7 @@ impl World {
                 ah,
                 next_post: 0,
             });
-            flows[side] = Some(id);
+            *flow = Some(id);
         }
         for side in 0..2 {
             // A side receives if the other one asks.

@@ -30,7 +30,7 @@ pub const MAX_HEADER_LEN: usize = bth::LEN + xrceth::LEN + atomic_eth::LEN;
 
 impl Extensions {
     /// Bytes of these headers together.
-    pub const fn len(self) -> usize {
+    pub const fn header_len(self) -> usize {
         let mut sum = 0;
         let mut row = 0;
         while row < EXTENSION_LEN.len() {
@@ -62,7 +62,7 @@ const HEADER_LEN: [u8; 256] = {
     let mut row = 0;
     while row < crate::opcode::TABLE.len() {
         let info = &crate::opcode::TABLE[row];
-        len[info.code as usize] = (bth::LEN + info.extensions.len()) as u8;
+        len[info.code as usize] = (bth::LEN + info.extensions.header_len()) as u8;
         row += 1;
     }
     len

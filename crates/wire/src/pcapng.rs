@@ -33,7 +33,7 @@ impl Interface {
     fn time_ns(&self, stamp: u64) -> u64 {
         let power = u32::from(self.resolution & 0x7f);
         let ns = if self.resolution & 0x80 != 0 {
-            u128::from(stamp) * 1_000_000_000 >> power
+            (u128::from(stamp) * 1_000_000_000) >> power
         } else if power <= 9 {
             u128::from(stamp) * 10u128.pow(9 - power)
         } else {

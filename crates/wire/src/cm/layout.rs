@@ -215,6 +215,8 @@ macro_rules! layout_tests {
                 bytes
             }
 
+            // Short messages give every field.
+            #[allow(clippy::needless_update)]
             fn means() -> $name {
                 $name { $( $field: $value, )* ..Default::default() }
             }
