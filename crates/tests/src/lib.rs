@@ -3,7 +3,9 @@
 //!
 //! Nothing here ships. The language of the scripts is described in `scripts/README.md`.
 
+pub mod capabilities;
 pub mod engine_stage;
+pub mod library;
 pub mod runner;
 pub mod script;
 pub mod stage;

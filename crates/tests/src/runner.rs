@@ -96,6 +96,7 @@ pub struct Runner<'a> {
     pending: VecDeque<(usize, Packet)>,
     held: BTreeMap<String, (usize, Packet)>,
     batch: Option<Vec<(usize, Packet)>>,
+    unpolled: BTreeSet<Target>,
     done: BTreeMap<(Target, Queue), VecDeque<Done>>,
     events: VecDeque<(Subject, EventType)>,
     evidence: Evidence,
@@ -120,6 +121,7 @@ pub fn play(script: &Script, stage: &mut dyn Stage) -> Result<Evidence, Box<Fail
         pending: VecDeque::new(),
         held: BTreeMap::new(),
         batch: None,
+        unpolled: BTreeSet::new(),
         done: BTreeMap::new(),
         events: VecDeque::new(),
         evidence: Evidence::default(),
@@ -188,7 +190,7 @@ impl Runner<'_> {
             .map(|actor| Target::Qp(actor.qp))
             .chain(self.srqs.values().map(|srq| Target::Srq(*srq)))
             .collect();
-        for target in targets {
+        for target in targets.into_iter().filter(|target| !self.unpolled.contains(target)) {
             for queue in [Queue::Send, Queue::Recv] {
                 if queue == Queue::Send && matches!(target, Target::Srq(_)) {
                     continue;

@@ -1,49 +1,24 @@
-//! Plays every script of `scripts/` on every stage that it names.
+//! Plays every script of `scripts/` on every stage that it names, and compares the page of capabilities with what that
+//! proved.
 
-use std::path::PathBuf;
-
-use scalefabric_tests::engine_stage::EngineStage;
+use scalefabric_tests::capabilities;
+use scalefabric_tests::library::{StageName, play_on, scripts};
 use scalefabric_tests::runner::play;
 use scalefabric_tests::script::parse::parse;
-use scalefabric_tests::stage::Stage;
-use scalefabric_tests::transport_stage::TransportStage;
 
-/// All scripts: name and text, in order.
-fn scripts() -> Vec<(String, String)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("scripts");
-    let mut scripts = Vec::new();
-    let mut folders = vec![folder];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).expect("the folder of scripts is there") {
-            let path = entry.expect("the folder can be read").path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "rdma") {
-                let name = path.file_stem().expect("a file has a name").to_string_lossy().into_owned();
-                scripts.push((name, std::fs::read_to_string(&path).expect("a script can be read")));
-            }
-        }
-    }
-    scripts.sort();
-    scripts
-}
-
-/// Plays all scripts for which `on` is true; `DIALOGUE=name` plays one.
-fn play_all(stage: &str, make: &dyn Fn() -> Box<dyn Stage>) {
+/// Plays all scripts of a stage; `DIALOGUE=name` plays those whose name contains it.
+fn play_all(stage: StageName) {
     let only = std::env::var("DIALOGUE").ok();
+    let entries = scripts().unwrap_or_else(|error| panic!("{error}"));
     let (mut played, mut reports) = (0, String::new());
-    for (name, text) in scripts() {
-        if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
-            continue;
-        }
-        let script = parse(&name, &text).unwrap_or_else(|error| panic!("{name}.rdma: {error}"));
-        let on = if stage == "transport" { script.on_transport } else { script.on_engine };
-        if !on {
+    for entry in entries.iter().filter(|entry| stage.runs(&entry.script)) {
+        if only.as_ref().is_some_and(|only| !entry.name.contains(only.as_str())) {
             continue;
         }
         played += 1;
-        if let Err(failure) = play(&script, make().as_mut()) {
-            reports += &failure.report(&name, stage, &text);
+        if let Err(failure) = play_on(entry, stage) {
+            let (name, stage) = (&entry.name, stage.as_str());
+            reports += &failure.report(name, stage, &entry.text);
             reports +=
                 &format!("  repeat: DIALOGUE={name} cargo test -p scalefabric-tests --test dialogues {stage}\n\n");
         }
@@ -54,10 +29,54 @@ fn play_all(stage: &str, make: &dyn Fn() -> Box<dyn Stage>) {
 
 #[test]
 fn every_script_is_true_on_the_transport() {
-    play_all("transport", &|| Box::new(TransportStage::default()));
+    play_all(StageName::Transport);
 }
 
 #[test]
 fn every_script_is_true_on_the_engine() {
-    play_all("engine", &|| Box::new(EngineStage::default()));
+    play_all(StageName::Engine);
+}
+
+#[test]
+fn the_page_of_capabilities_is_fresh_and_has_no_gap() {
+    let page = capabilities::page().unwrap_or_else(|error| panic!("{error}"));
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/capabilities.md");
+    let stored = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(stored == page.text, "docs/capabilities.md is stale: run `cargo xtask capabilities`");
+    assert!(page.gaps.is_empty(), "nobody proves: {:#?}", page.gaps);
+}
+
+/// What a script must not be able to hide: each of these differs from the truth in one word, and each must fail there.
+#[test]
+fn a_script_that_is_not_true_fails_at_its_line() {
+    let scene = "# t\nmr m node=a len=64 fill=count\nmr n node=b len=64\nqp A rc psn=100\nqp B rc psn=200\nconnect A B\n\
+                 recv B wr=7 local=n:16\npost A send wr=1 local=m:5\n";
+    let truth = "A -> B: RC SEND ONLY psn=100 len=5\nwc B recv wr=7 SUCCESS len=5\nB -> A: RC Acknowledge psn=100 ack msn=1\n\
+                 wc A send wr=1 SUCCESS\nmemory n is=m:5\nnothing\n";
+    let lies = [
+        ("psn=100 len=5", "psn=101 len=5", "psn: expected 101, found 100"),
+        ("len=5\nwc", "len=5 | lost\nwc", "B has no completion"),
+        ("wr=7 SUCCESS len=5", "wr=8 SUCCESS len=5", "wr: expected 8, found 7"),
+        ("wr=7 SUCCESS", "wr=7 LOC_LEN_ERR", "status: expected LOC_LEN_ERR, found SUCCESS"),
+        ("ack msn=1", "ack msn=2", "msn: expected Some(2), found Some(1)"),
+        ("ack msn=1", "nak=access msn=1", "syndrome: expected"),
+        ("wc A send wr=1 SUCCESS\n", "", "nothing should happen, but this happened"),
+        ("memory n is=m:5", "memory n is=m+1:5", "memory n differs from byte 0"),
+        ("nothing\n", "event A COMM_EST\n", "expected event COMM_EST of A, found none"),
+        ("nothing\n", "state A SQD\n", "A should be in SQD, and is in RTS"),
+        ("nothing\n", "count b drop_bad_pkey 1\n", "expected 1, found 0"),
+        ("nothing\n", "post A read wr=2 refused \"EINVAL\"\n", "should have been refused"),
+        ("nothing\n", "post A send wr=2\n", "the script ends, but this happened"),
+        ("# t", "# t\n# proves: wc REM_OP_ERR", "claims to prove 'wc REM_OP_ERR'"),
+    ];
+    for stage in StageName::ALL {
+        let text = format!("{scene}{truth}");
+        play(&parse("truth", &text).unwrap(), stage.make().as_mut()).unwrap_or_else(|f| panic!("{}", f.message));
+        for (true_words, lie, message) in lies {
+            assert!(text.contains(true_words), "{true_words}");
+            let script = parse("lie", &text.replacen(true_words, lie, 1)).unwrap();
+            let failure = play(&script, stage.make().as_mut()).expect_err(message);
+            assert!(failure.message.contains(message), "expected '{message}' in '{}'", failure.message);
+        }
+    }
 }

@@ -174,9 +174,9 @@ statuses! {
         "Not seen here."
         NO_RD;
     FatalErr "FATAL_ERR" "fatal error"
-        "Hardware drivers use it when the device failed and nothing more can be said."
-        "The device's asynchronous events (DEVICE_FATAL) and the kernel's log."
-        Produced::No("A software NIC that fails takes its process with it: nobody is left to complete the work request.");
+        "The device failed while the work request was outstanding: nothing more can be said about it."
+        "The device's asynchronous events (DEVICE_FATAL), its interface and the log. Open the device again and make everything anew."
+        Produced::Yes;
     RespTimeoutErr "RESP_TIMEOUT_ERR" "response timeout error"
         "A leftover of the enumeration: no clause of the standard leads to it, and RC reports a silent peer as RETRY_EXC_ERR."
         "As for RETRY_EXC_ERR."

@@ -166,7 +166,6 @@ fn statuses_of_reliable_datagram_and_tag_matching_are_not_produced() {
             "REM_ABORT_ERR",
             "INV_EECN_ERR",
             "INV_EEC_STATE_ERR",
-            "FATAL_ERR",
             "RESP_TIMEOUT_ERR",
             "GENERAL_ERR",
             "TM_ERR",

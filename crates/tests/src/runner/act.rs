@@ -15,6 +15,9 @@ impl Runner<'_> {
                 let wr = self.send(qp, *kind, spec)?;
                 let outcome = self.stage.post_send(self.actor(qp)?.qp, &wr);
                 self.say(format!("post {qp} {} wr={}", kind.as_str(), spec.wr));
+                if spec.ah.is_some() && self.stage.name() == "engine" {
+                    self.evidence.saw("object", "address handle");
+                }
                 self.evidence.saw("operation", format!("{} {}", self.actor(qp)?.qp_type, kind.as_str()));
                 check_refusal(outcome, refused.as_deref())
             }
@@ -55,6 +58,15 @@ impl Runner<'_> {
             Statement::PortChange { node, port, change } => {
                 let node = self.node(node)?;
                 self.stage.change_port(node, *port, change)
+            }
+            Statement::Poll { qp, on } => {
+                let target = Target::Qp(self.actor(qp)?.qp);
+                if *on {
+                    self.unpolled.remove(&target);
+                } else {
+                    self.unpolled.insert(target);
+                }
+                Ok(())
             }
             Statement::FailDevice { node } => {
                 let node = self.node(node)?;

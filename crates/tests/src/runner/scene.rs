@@ -36,6 +36,9 @@ impl Runner<'_> {
                 let srq = self.stage.add_srq(node, *pd, *xrc, *limit)?;
                 self.srqs.insert(name.clone(), srq);
                 self.evidence.saw("object", if *xrc { "XRC shared receive queue" } else { "shared receive queue" });
+                if *xrc && self.stage.name() == "engine" {
+                    self.evidence.saw("object", "XRC domain");
+                }
                 Ok(())
             }
             Statement::Qp { name, node, qp_type, srq, pd, pairs } => {
@@ -133,6 +136,12 @@ impl Runner<'_> {
         let spec = QpSpec { node, pd, qp_type, srq, sig_all, max_send_wr, max_recv_wr, cq, config: self.config };
         let qp = self.stage.add_qp(&spec)?;
         self.evidence.saw("object", format!("{qp_type} queue pair"));
+        if self.stage.name() == "engine" {
+            // There these objects are real, and the QP could not be made without them.
+            for object in ["device context", "protection domain", "completion queue"] {
+                self.evidence.saw("object", object);
+            }
+        }
         self.actors.insert(name.to_string(), Actor { node, qp, qp_type, attr, peer: None });
         Ok(())
     }

@@ -222,6 +222,8 @@ pub enum Statement {
     PKey { node: String, port: u8, index: u16, value: u16 },
     /// `port a down port=1`: down, up, remove_gid, add_gid.
     PortChange { node: String, port: u8, change: String },
+    /// `poll A off`: its completions stay in their CQs until `poll A on`.
+    Poll { qp: String, on: bool },
     /// `fail_device a`.
     FailDevice { node: String },
     /// `group M 239.1.2.3`: a name for a multicast group.

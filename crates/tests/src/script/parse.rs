@@ -170,6 +170,14 @@ fn statement(line: usize, text: &str) -> Result<Statement, ScriptError> {
             change: words.bare("down, up, remove_gid or add_gid")?,
             port: words.number("port")?.unwrap_or(1) as u8,
         },
+        "poll" => {
+            let qp = words.bare("a QP")?;
+            match words.bare("on or off")?.as_str() {
+                "on" => Statement::Poll { qp, on: true },
+                "off" => Statement::Poll { qp, on: false },
+                other => return words.error(format!("{other}: write on or off")),
+            }
+        }
         "fail_device" => Statement::FailDevice { node: words.bare("a node")? },
         "group" => {
             let (name, address) = (words.bare("a name")?, words.bare("an address")?);
