@@ -72,6 +72,7 @@ fn a_write_with_immediate_takes_a_receive_and_tells_the_length() {
     }
 }
 
+// proves: operation RC rdma-read
 #[test]
 fn a_read_fetches_into_several_buffers() {
     let mut w = World::new(2);
@@ -89,6 +90,7 @@ fn a_read_fetches_into_several_buffers() {
     assert_eq!(read(&local, 4000, 2500), pattern(6, 8192)[1510..4010]);
 }
 
+// proves: operation RC atomic-cmp-and-swp; operation RC atomic-fetch-and-add
 #[test]
 fn atomics_return_the_old_value() {
     let mut w = World::new(2);
@@ -110,6 +112,7 @@ fn atomics_return_the_old_value() {
     assert_eq!(remote.load_u64(8).unwrap(), 7);
 }
 
+// proves: operation RC flush; operation RC atomic-write
 #[test]
 fn flush_and_atomic_write_complete() {
     let mut w = World::new(2);

@@ -33,6 +33,7 @@ fn say(qp: &Arc<dyn QueuePair>, ah: &Arc<dyn AddressHandle>, to: Qpn, qkey: QKey
     qp.post_send(&[wr]).unwrap();
 }
 
+// proves: object address handle; operation UD send
 #[test]
 fn a_datagram_arrives_behind_its_grh_and_can_be_answered() {
     let mut w = World::new(2);
@@ -124,6 +125,7 @@ fn a_group_hears_once_each_and_the_sender_does_not_hear_itself() {
     assert_eq!(w.nodes[1].pd.create_ah_from_wc(&wc, &grh, 1).unwrap().address_vector().dgid, gid(1));
 }
 
+// proves: object multicast attach
 #[test]
 fn attach_and_detach_have_their_rules() {
     let w = World::new(2);

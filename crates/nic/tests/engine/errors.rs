@@ -20,6 +20,7 @@ fn statuses(w: &mut World, a: &Arc<dyn QueuePair>) -> Vec<WcStatus> {
     w.nodes[0].poll().iter().map(|wc| wc.status).collect()
 }
 
+// proves: wc LOC_LEN_ERR; wc REM_INV_REQ_ERR
 #[test]
 fn loc_len_err_and_rem_inv_req_err_when_the_receive_is_too_short() {
     let mut w = World::new(2);
@@ -34,6 +35,7 @@ fn loc_len_err_and_rem_inv_req_err_when_the_receive_is_too_short() {
     assert_eq!(b.query().unwrap().0.qp_state, QpState::Err);
 }
 
+// proves: wc REM_ACCESS_ERR
 #[test]
 fn rem_access_err_for_a_bad_key_bounds_rights_or_pd() {
     for case in 0..5 {
@@ -81,6 +83,7 @@ fn rem_inv_req_err_for_a_misaligned_atomic() {
     assert_eq!(statuses(&mut w, &a), [WcStatus::RemInvReqErr]);
 }
 
+// proves: wc LOC_PROT_ERR; wc REM_OP_ERR
 #[test]
 fn loc_prot_err_for_a_bad_lkey_of_sender_and_receiver() {
     let mut w = World::new(2);
@@ -111,6 +114,7 @@ fn loc_prot_err_when_a_read_lands_where_nothing_may_be_written() {
     assert_eq!(statuses(&mut w, &a), [WcStatus::LocProtErr]);
 }
 
+// proves: wc RETRY_EXC_ERR
 #[test]
 fn retry_exc_err_when_the_peer_is_silent() {
     let mut w = World::new(2);
@@ -131,6 +135,7 @@ fn retry_exc_err_when_the_peer_is_silent() {
     assert_eq!(w.nodes[0].nic.counters(1).counter(counter), 1);
 }
 
+// proves: wc RNR_RETRY_EXC_ERR
 #[test]
 fn rnr_retry_exc_err_when_nobody_posts_a_receive() {
     let mut w = World::new(2);
@@ -155,6 +160,7 @@ fn a_receive_that_is_posted_late_ends_the_rnr_wait() {
     assert_eq!(outcome(&w.nodes[1].poll()), [(2, WcStatus::Success)]);
 }
 
+// proves: wc WR_FLUSH_ERR
 #[test]
 fn wr_flush_err_for_everything_that_is_posted_to_a_qp_in_err() {
     let mut w = World::new(2);
@@ -173,6 +179,7 @@ fn wr_flush_err_for_everything_that_is_posted_to_a_qp_in_err() {
     drop(b);
 }
 
+// proves: wc FATAL_ERR; event DEVICE_FATAL
 #[test]
 fn fatal_err_when_the_device_fails_under_the_qp() {
     let mut w = World::new(2);
@@ -188,6 +195,7 @@ fn fatal_err_when_the_device_fails_under_the_qp() {
     assert!(events.contains(&AsyncEvent { event_type: EventType::DeviceFatal, subject: EventSubject::Device }));
 }
 
+// proves: event CQ_ERR; event QP_FATAL
 #[test]
 fn a_cq_that_overruns_fails_its_qps_and_says_so() {
     let mut w = World::new(2);
@@ -215,6 +223,7 @@ fn a_cq_that_overruns_fails_its_qps_and_says_so() {
     assert_eq!(cq.poll(&mut out).unwrap_err().errno, Errno::EIO);
 }
 
+// proves: transition UC SQE -> RTS; transition UD SQE -> RTS
 #[test]
 fn ud_and_uc_go_to_sqe_by_a_send_error_and_come_back() {
     let mut w = World::new(2);

@@ -11,6 +11,7 @@ fn on_port(event_type: EventType) -> AsyncEvent {
     AsyncEvent { event_type, subject: EventSubject::Port(1) }
 }
 
+// proves: event PORT_ERR; event PORT_ACTIVE
 #[test]
 fn a_port_that_goes_down_loses_packets_and_comes_back() {
     let mut w = World::new(2);
@@ -47,6 +48,7 @@ fn a_sender_whose_own_port_is_down_retries() {
     assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success)]);
 }
 
+// proves: event PKEY_CHANGE
 #[test]
 fn a_pkey_that_changes_shuts_the_peer_out_until_it_changes_back() {
     let mut w = World::new(2);
@@ -66,6 +68,7 @@ fn a_pkey_that_changes_shuts_the_peer_out_until_it_changes_back() {
     assert_eq!(w.nodes[0].ctx.query_pkey(1, 9).unwrap_err().errno, Errno::EINVAL);
 }
 
+// proves: event GID_CHANGE
 #[test]
 fn a_gid_that_goes_silences_its_qps_and_its_slot_waits_for_them() {
     let mut w = World::new(2);
@@ -94,6 +97,7 @@ fn a_gid_that_goes_silences_its_qps_and_its_slot_waits_for_them() {
     assert_eq!(table, [(0, again), (1, other), (2, gid(1))]);
 }
 
+// proves: object address handle
 #[test]
 fn an_address_handle_holds_its_slot() {
     let w = World::new(2);
@@ -126,6 +130,7 @@ fn address_vectors_that_lead_nowhere_are_refused() {
     assert_eq!(qp.query().unwrap().0.qp_state, QpState::Init, "all or nothing");
 }
 
+// proves: event COMM_EST; event SQ_DRAINED; object asynchronous event queue
 #[test]
 fn comm_est_and_sq_drained_are_raised() {
     let mut w = World::new(2);
@@ -166,6 +171,7 @@ fn comm_est_and_sq_drained_are_raised() {
     assert_eq!(outcome(&w.nodes[0].poll()), [(2, WcStatus::Success)]);
 }
 
+// proves: object completion channel
 #[test]
 fn a_channel_wakes_for_what_was_asked() {
     let mut w = World::new(2);

@@ -10,6 +10,7 @@ fn errno<T: std::fmt::Debug>(result: Result<T, VerbsError>) -> Errno {
     result.unwrap_err().errno
 }
 
+// proves: object protection domain; object completion queue; object completion channel; object XRC domain
 #[test]
 fn what_is_in_use_is_busy() {
     let w = World::new(1);
@@ -113,6 +114,7 @@ fn packets_for_a_destroyed_qp_find_nobody() {
     assert_eq!(drops, 1);
 }
 
+// proves: object device context
 #[test]
 fn limits_are_those_of_query_device() {
     let w = World::with(1, 1, |config| {

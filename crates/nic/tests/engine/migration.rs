@@ -7,6 +7,7 @@ use scalefabric_verbs::*;
 
 use crate::node::*;
 
+// proves: event PATH_MIG
 #[test]
 fn a_qp_whose_port_goes_down_migrates_to_the_other_one() {
     let mut w = World::with(2, 2, |_| {});

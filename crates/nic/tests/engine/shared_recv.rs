@@ -25,6 +25,7 @@ fn post(srq: &Arc<dyn SharedReceiveQueue>, wr_id: u64, mr: &Arc<dyn MemoryRegion
     srq.post_recv(&[RecvWr { wr_id, sg_list: &[sge(mr, offset, 64)] }]).unwrap();
 }
 
+// proves: object shared receive queue
 #[test]
 fn qps_take_from_one_queue_in_order() {
     let mut w = World::new(2);
@@ -44,6 +45,7 @@ fn qps_take_from_one_queue_in_order() {
     assert_eq!([0, 64, 128, 192].map(|at| read(&dst, at, 1)[0]), *b"abcd");
 }
 
+// proves: event SRQ_LIMIT_REACHED
 #[test]
 fn the_limit_event_comes_once_when_few_are_left() {
     let mut w = World::new(2);
@@ -89,6 +91,7 @@ fn an_srq_grows_but_does_not_shrink_below_what_it_holds() {
     assert_eq!(srq.modify(None, Some(max)).unwrap_err().errno, Errno::EINVAL);
 }
 
+// proves: event QP_LAST_WQE_REACHED
 #[test]
 fn a_failed_qp_with_an_srq_tells_when_it_took_its_last_wqe() {
     let mut w = World::new(2);

@@ -8,6 +8,7 @@ fn bind<'a>(mw: &'a dyn MemoryWindow, mr: &'a dyn MemoryRegion, rkey: RKey, offs
     BindMw { mw, rkey, mr: Some(mr), addr: mr.addr() + offset, length, access: AccessFlags::REMOTE_WRITE }
 }
 
+// proves: object memory window type 1
 #[test]
 fn a_window_of_type_1_grants_its_range_and_no_more() {
     let mut w = World::new(2);
@@ -31,6 +32,7 @@ fn a_window_of_type_1_grants_its_range_and_no_more() {
     dst.destroy().unwrap();
 }
 
+// proves: object memory window type 2; operation RC send-with-inv
 #[test]
 fn a_window_of_type_2_is_invalidated_by_a_send() {
     let mut w = World::new(2);
@@ -56,6 +58,7 @@ fn a_window_of_type_2_is_invalidated_by_a_send() {
     assert_eq!(outcome(&w.nodes[0].poll()), [(3, WcStatus::RemAccessErr)]);
 }
 
+// proves: operation RC local-inv; wc MW_BIND_ERR
 #[test]
 fn local_inv_ends_a_window_and_mw_bind_err_refuses_one() {
     let mut w = World::new(2);

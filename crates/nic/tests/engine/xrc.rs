@@ -33,6 +33,7 @@ fn send_to(x: &Xrc, wr_id: u64, op: SendOp<'_>, mr: &Arc<dyn MemoryRegion>, leng
     x.qps[0].post_send(&[SendWr { sg_list: &sg_list, xrc_srqn: Some(srqn), ..SendWr::new(wr_id, op) }]).unwrap();
 }
 
+// proves: object XRC shared receive queue; object XRC domain
 #[test]
 fn one_initiator_reaches_each_srq_of_the_domain() {
     let mut x = xrc();
@@ -52,6 +53,7 @@ fn one_initiator_reaches_each_srq_of_the_domain() {
     assert_eq!(read(&dst, 4096, 3000), pattern(1, 3000));
 }
 
+// proves: operation XRC_SEND rdma-write
 #[test]
 fn one_sided_operations_use_the_pd_of_the_srq() {
     let mut x = xrc();
