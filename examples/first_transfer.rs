@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use scalefabric_nic::{Options, SoftwareProvider};
+use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_verbs::{
     AccessFlags, AddressVector, Context, Gid, MemoryRegion, Provider, Psn, QpAttrMask, QpCap, QpInit, QpState, QpType,
     QueuePair, SendFlags, SendOp, SendWr, Sge, WcStatus, WorkCompletion,
@@ -15,7 +15,7 @@ use scalefabric_verbs::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     // A device, and a protection domain on it: queue pairs reach only memory of their own domain.
-    let provider = SoftwareProvider::new(Options::from_environment()?)?;
+    let provider = SoftwareProvider::from_environment()?;
     let context = provider.open("sflo")?;
     let domain = context.alloc_pd()?;
     let completions = context.create_cq(16, None, 0)?;

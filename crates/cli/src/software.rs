@@ -1,7 +1,9 @@
 //! Opening the software NIC with what the command line says. The only file of this crate that names a backend.
 
 use crate::failure::{During, Failure};
+use scalefabric_nic::options::Options;
 use scalefabric_nic::port::faults::FaultSpec;
+use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_verbs::{Context, Provider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,9 +19,19 @@ pub struct SoftwareOptions {
     pub capture: Option<PathBuf>,
 }
 
-/// The software provider.
-pub fn provider(_options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
-    Err(Failure::failed("the software NIC is not part of this build yet"))
+/// The software provider: what the environment says (`SCALEFABRIC_CONFIG` and others), and above it the command line.
+pub fn provider(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
+    let mut software = Options::from_environment().map_err(|error| Failure::usage(error.to_string()))?;
+    if let Some(mut spec) = fault_spec(&options.faults)? {
+        if !options.faults.iter().any(|text| text.contains("seed=")) {
+            spec.seed = options.seed;
+        }
+        software.faults = Some(spec);
+    }
+    if let Some(file) = &options.capture {
+        software.capture = Some(file.clone());
+    }
+    Ok(Arc::new(SoftwareProvider::new(software)))
 }
 
 /// Says what is wrong with `--fault`, before anything starts.
