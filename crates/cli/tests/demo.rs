@@ -228,8 +228,16 @@ fn a_capture_of_the_demo_decodes() {
     std::fs::remove_file(&file).expect("the capture is there");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("RC RDMA WRITE FIRST") && text.contains("RC RDMA READ RESPONSE"), "{text}");
-    assert!(text.lines().all(|line| line.ends_with("icrc ok")), "{text}");
+    for operation in ["RC SEND FIRST", "RC RDMA WRITE FIRST", "RC RDMA READ response FIRST", "RC FetchAdd", "RC ATOMIC"]
+    {
+        assert!(
+            text.to_lowercase().contains(&operation.to_lowercase()),
+            "no {operation} in {} lines",
+            text.lines().count()
+        );
+    }
+    let bad: Vec<&str> = text.lines().filter(|line| !line.ends_with("icrc ok")).take(5).collect();
+    assert!(bad.is_empty(), "{bad:#?}");
 }
 
 #[test]
