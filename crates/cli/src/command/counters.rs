@@ -73,10 +73,30 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Counters of a process's own sockets and faults, which are no part of the protocol's table.
+const OF_THE_PROCESS: &[(&str, &str)] = &[
+    (
+        "rx_socket_overflow",
+        "Datagrams for which the kernel had no room: the process was too slow or net.core.rmem_max too small.",
+    ),
+    ("rx_socket_errors", "Errors of receive calls, such as ICMP answers to what was sent."),
+    ("tx_gso_refused", "Times a path refused a train, so that its datagrams leave one at a time."),
+    ("rx_handed_over", "Datagrams that came here and belonged to a neighbour process: passed on."),
+    ("rx_taken_over", "Datagrams that a neighbour process passed on to this one."),
+    ("fault_dropped", "Datagrams dropped by --fault in this process."),
+    ("fault_duplicated", "Datagrams duplicated by --fault in this process."),
+    ("fault_reordered", "Datagrams reordered by --fault in this process."),
+    ("fault_corrupted", "Datagrams damaged by --fault in this process."),
+    ("fault_delayed", "Datagrams delayed by --fault in this process."),
+    ("fault_marked", "Datagrams marked congestion-experienced by --fault in this process."),
+];
+
 /// What a counter means.
 fn meaning(name: &str) -> Option<&'static str> {
     let counter = Counter::ALL.iter().find(|counter| counter.label() == name).map(|counter| counter.explain());
-    counter.or_else(|| DropReason::ALL.iter().find(|reason| reason.label() == name).map(|reason| reason.explain()))
+    let reason = || DropReason::ALL.iter().find(|reason| reason.label() == name).map(|reason| reason.explain());
+    let own = || OF_THE_PROCESS.iter().find(|(own, _)| *own == name).map(|(_, meaning)| *meaning);
+    counter.or_else(reason).or_else(own)
 }
 
 /// The page of the documentation: all counters, from the table that the code counts by.
@@ -92,6 +112,10 @@ fn page() -> String {
     text += "\n## What happened\n\n| counter | meaning |\n|---|---|\n";
     for counter in Counter::ALL {
         text += &format!("| `{}` | {} |\n", counter.label(), counter.explain());
+    }
+    text += "\n## Of one process: its sockets and faults\n\n| counter | meaning |\n|---|---|\n";
+    for (name, meaning) in OF_THE_PROCESS {
+        text += &format!("| `{name}` | {meaning} |\n");
     }
     text
 }
