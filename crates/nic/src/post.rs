@@ -43,13 +43,15 @@ pub(crate) fn post_send(
     raw: bool,
 ) -> Result<(), PostError> {
     let Some(ring) = &qp.send else { return Err(invalid(0, "an XRC target QP has no send queue")) };
-    // A stale state is harmless: RTS seen of a QP in ERR queues a WQE that the doorbell below has flushed.
+    let mut poster = ring.poster();
+    // Under the ring's lock, which a change to RESET takes after it has set the state: nothing is left in the ring of a QP
+    // in RESET. Otherwise a stale state is harmless: RTS seen of a QP in ERR queues a WQE that the doorbell below has
+    // flushed.
     if !qp.state().post_send_allowed() {
         return Err(invalid(0, "the QP is in RESET, INIT or RTR: take it to RTS before posting sends"));
     }
     let mut result = Ok(());
     let mut posted = false;
-    let mut poster = ring.poster();
     for (index, wr) in chain.iter().enumerate() {
         let outcome = match (wr.flags.contains(SendFlags::INLINE) && !wr.sg_list.is_empty(), raw) {
             (true, true) => post_gathered(core, qp, pd, wr, &mut poster, index),
@@ -222,10 +224,12 @@ pub(crate) fn bind_mw(
     if !matches!(qp.qp_type, QpType::Rc | QpType::Uc | QpType::XrcSend) {
         return Err(VerbsError::invalid(format!("a {} QP binds no memory windows", qp.qp_type.as_str())));
     }
+    bind.access.check_mw()?;
+    let mut poster = ring.poster();
+    // Under the ring's lock, as in `post_send`; and so that the window's keys change in the order of their binds.
     if !qp.state().post_send_allowed() {
         return Err(VerbsError::invalid(format!("the QP is in {}: take it to RTS before binding", qp.state())));
     }
-    bind.access.check_mw()?;
     let bound = bind_of(bind, MwType::Type1).map_err(VerbsError::invalid)?;
     let entry = SendEntry {
         wr_id,
@@ -236,7 +240,6 @@ pub(crate) fn bind_mw(
         xrc_srqn: None,
         bind: Some(bound),
     };
-    let mut poster = ring.poster();
     let outcome = poster.post(&entry).map_err(|refusal| VerbsError::misuse(refusal.errno(), refusal.reason()));
     if outcome.is_ok()
         && let Some(mw) = bind.mw.as_any().downcast_ref::<MwObject>()
@@ -255,10 +258,11 @@ pub(crate) fn post_recv(core: &Core, qp: &QpShared, chain: &[RecvWr<'_>]) -> Res
     let Some(ring) = &qp.recv else {
         return Err(invalid(0, "this QP has no receive queue of its own: post to its shared receive queue"));
     };
+    let mut poster = ring.poster();
+    // Under the ring's lock, as in `post_send`.
     if !qp.state().post_recv_allowed() {
         return Err(invalid(0, "the QP is in RESET: take it to INIT before posting receives"));
     }
-    let mut poster = ring.poster();
     let mut result = Ok(());
     for (index, wr) in chain.iter().enumerate() {
         if let Err(refusal) = poster.post(wr.wr_id, wr.sg_list) {

@@ -242,7 +242,7 @@ impl Nic {
         self.with_qp(qp, now, memory, Some(ports), |entry, host| entry.transport.modify(host, attr, mask))
             .ok_or_else(|| gone("queue pair"))??;
         if to == QpState::Reset {
-            self.reset_qp(qp);
+            self.reset_qp(qp, memory);
         } else {
             self.route_qp(qp, ports);
             // RTS, or back from SQD or SQE: what was posted meanwhile goes on now.
@@ -280,7 +280,7 @@ impl Nic {
     }
 
     /// A QP in RESET has nothing: no WQEs, no completions (clause 10.2.4.4), no path.
-    fn reset_qp(&mut self, qp: u16) {
+    fn reset_qp(&mut self, qp: u16, memory: &Access<'_>) {
         self.run.remove(qp);
         self.timers.remove(qp);
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return };
@@ -290,6 +290,8 @@ impl Nic {
             self.fabric.tables.release_gid(port_num, index);
         }
         side.routes = [Route::none(); 2];
+        // Windows of type 2 were tied to it, and its number may come again.
+        memory.forget_qp(side.shared.qpn);
         if let Some(RecvWqe { slot, srq: Some(srqn), .. }) = side.srq_taken.take()
             && let Some(srq) = self.fabric.srqs.get(srqn.get() as usize & 0xffff)
         {
@@ -327,7 +329,7 @@ impl Nic {
         let _ = self.with_qp(qp, now, memory, Some(ports), |entry, host| {
             entry.transport.modify(host, &reset, QpAttrMask::STATE)
         });
-        self.reset_qp(qp);
+        self.reset_qp(qp, memory);
         if let Some(entry) = self.qps.remove(usize::from(qp)) {
             self.use_cq(entry.side.send_cq, false);
             self.use_cq(entry.side.recv_cq, false);

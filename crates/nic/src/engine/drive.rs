@@ -26,7 +26,7 @@ use crate::completion::{Channel, EventQueue};
 use crate::config::{Budget, NicConfig};
 use crate::counters::CountersHandle;
 use crate::ingress::Handover;
-use crate::memory::{MemoryTable, Seed};
+use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::port::Port;
 use crate::tables::PortChange;
 use crate::worker::{Drive, Turned};
@@ -34,6 +34,9 @@ use crate::worker::{Drive, Turned};
 /// How long the worker leaves to callers what a caller left unfinished, ns. Callers that post usually poll at once; waking
 /// the worker for each of them would cost more than it gives.
 const GRACE_NS: u64 = 100_000;
+
+/// Turns that a thread takes for the bells of others before it leaves them to the worker.
+const ROUNDS: usize = 64;
 
 /// Channels that are woken outside the lock; more are woken inside, which is slower but as right.
 const WAKES: usize = 8;
@@ -239,9 +242,11 @@ impl Core {
         }
         let now = self.now();
         let mut guard = self.wait_for_lock();
+        memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
         let turn = engine.turn(now, ports, self.config.budget);
         self.release(guard, now, Some(turn));
+        self.after_release();
         turn
     }
 
@@ -254,6 +259,8 @@ impl Core {
 
     /// Waits for the lock, for a verb.
     pub(crate) fn lock(&self) -> Held<'_> {
+        // Verbs touch memory, too: a QP that leaves SQD, or fails, goes on with what it has.
+        memory_guard::ensure(self.now().0);
         Held { core: self, guard: Some(self.wait_for_lock()) }
     }
 
@@ -270,9 +277,10 @@ impl Core {
     /// A thread is about to sleep until something happens: the worker must be there.
     pub(crate) fn someone_sleeps(&self) {
         if let Some(kick) = self.kick.get() {
-            let now = self.now();
-            if self.promised.swap(0, Ordering::Relaxed) > now.0 {
-                kick.kick(now);
+            // 0 says that it was kicked since its last turn. Any other time does not count: a worker that stands aside
+            // because callers poll sleeps past it.
+            if self.promised.swap(0, Ordering::Relaxed) != 0 {
+                kick.kick(self.now());
             }
         }
     }
@@ -299,6 +307,7 @@ impl Core {
             Err(TryLockError::WouldBlock) => return false,
         };
         let now = self.now();
+        memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
         let turn = engine.turn(now, ports, budget);
         self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -311,11 +320,17 @@ impl Core {
         if matches!(self.clock, Clock::Manual(_)) {
             return;
         }
-        while !self.doorbells.is_empty() {
-            if !self.try_turn(Budget::INLINE) {
+        for _ in 0..ROUNDS {
+            if self.doorbells.is_empty() || !self.try_turn(Budget::INLINE) {
                 return;
             }
         }
+        // Others ring faster than we turn: a thread that only wanted to post is not held for ever.
+        if self.kick.get().is_some() {
+            self.someone_sleeps();
+            return;
+        }
+        while !self.doorbells.is_empty() && self.try_turn(Budget::INLINE) {}
     }
 
     /// Gives the lock back, wakes who sleeps, and tells the worker of an earlier deadline. Whoever calls it looks at the
@@ -365,6 +380,7 @@ impl Core {
 impl Drive for Core {
     fn turn(&self, now: Time) -> Turned {
         let mut guard = self.wait_for_lock();
+        memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
         let turn = engine.turn(now, ports, self.config.budget);
         // What the worker is told now is what it will do: nobody needs to kick it for that.

@@ -282,6 +282,11 @@ impl Access<'_> {
         window::invalidate(self, peer, rkey).map_err(|_| WcStatus::LocQpOpErr)
     }
 
+    /// A QP is reset or destroyed: its windows of type 2 become free.
+    pub fn forget_qp(&self, qpn: Qpn) {
+        self.table.forget_qp(qpn);
+    }
+
     /// Executes a bind: `MwBindErr` if it is not allowed. The caller has checked that the QP may bind.
     pub fn bind(&self, peer: Peer, bind: &Bind) -> Result<(), WcStatus> {
         window::bind(self, peer, bind)

@@ -256,8 +256,8 @@ impl MemoryTable {
     }
 
     /// Type 2 windows that were bound through a QP become free: the QP is destroyed or reset, and its number may come
-    /// again. The caller holds the engine's lock.
-    pub fn forget_qp(&self, qpn: Qpn) {
+    /// again. Called in a turn. Looks at the whole table, but only while windows of type 2 are bound at all.
+    pub(super) fn forget_qp(&self, qpn: Qpn) {
         let mut control = self.control();
         if control.bound_type2 == 0 {
             return;

@@ -450,9 +450,9 @@ fn a_type_2_window_belongs_to_its_qp_until_it_is_invalidated() {
     assert_eq!(accessor.enter().bind(peer(), &Bind { length: 0, ..bind }), Err(WcStatus::MwBindErr));
     assert_eq!(accessor.enter().bind(peer(), &bind), Ok(()));
     // The QP goes away: a new QP of the same number gets nothing.
-    table.forget_qp(Qpn::new(8));
+    accessor.enter().forget_qp(Qpn::new(8));
     assert_eq!(accessor.enter().check_remote(peer(), &w), Ok(()));
-    table.forget_qp(Qpn::new(7));
+    accessor.enter().forget_qp(Qpn::new(7));
     assert_eq!(accessor.enter().check_remote(peer(), &w), Err(AccessFault::BadKey));
     assert_eq!(region.deregister(), Ok(()));
 }

@@ -12,7 +12,7 @@ use scalefabric_verbs::{
 
 use super::Alive;
 use crate::completion::{Channel, CompletionRing, Polled, completion_queue};
-use crate::engine::drive::Core;
+use crate::engine::drive::{Core, Held};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -44,16 +44,23 @@ impl CqObject {
         Ok(cq)
     }
 
-    fn end(&self) -> Result<(), VerbsError> {
-        // The entry is dropped after the lock: its ring may be large.
-        let entry = self.core.lock().engine.nic().remove_cq(self.cq_num)?;
-        drop(entry);
+    pub(crate) fn check(&self) -> Result<(), VerbsError> {
+        self.alive.check("completion queue")
+    }
+
+    fn end(&self, mut held: Held<'_>) -> Result<(), VerbsError> {
+        let entry = held.engine.nic().remove_cq(self.cq_num)?;
+        self.alive.end();
+        // Before the lock is released: afterwards the number may be that of a new CQ.
         if let Some(channel) = &self.channel {
             channel.cqs().remove(&self.cq_num);
             channel.events.forget(|&cq| cq == self.cq_num);
         }
         let subject = EventSubject::CompletionQueue(self.cq_num);
         self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        drop(held);
+        // After the lock: its ring may be large.
+        drop(entry);
         Ok(())
     }
 }
@@ -96,7 +103,7 @@ impl CompletionQueue for CqObject {
     }
 
     fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
-        self.alive.check("completion queue")?;
+        self.check()?;
         self.ring.req_notify(solicited_only);
         self.core.someone_sleeps();
         Ok(())
@@ -104,14 +111,15 @@ impl CompletionQueue for CqObject {
 
     fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
         check_cqe(&self.core, cqe)?;
-        self.core.lock().engine.nic().resize_cq(self.cq_num, cqe)
+        let mut held = self.core.lock();
+        self.check()?;
+        held.engine.nic().resize_cq(self.cq_num, cqe)
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
-        self.alive.check("completion queue")?;
-        self.end()?;
-        self.alive.end();
-        Ok(())
+        let held = self.core.lock();
+        self.check()?;
+        self.end(held)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -123,7 +131,7 @@ impl Drop for CqObject {
     fn drop(&mut self) {
         if self.alive.end() {
             // QPs and SRQs hold their CQs, so nobody uses it any more.
-            let _ = self.end();
+            let _ = self.end(self.core.lock());
         }
     }
 }

@@ -16,7 +16,7 @@ use super::shared_receive_queue::SrqObject;
 use super::xrc_domain::{Xrcd, XrcdUse};
 use super::{Alive, ours};
 use crate::engine::control::NewQp;
-use crate::engine::drive::{Core, State};
+use crate::engine::drive::{Core, Held, State};
 use crate::engine::entry::{NO_CQ, QpShared};
 use crate::host::NO_PD;
 use crate::post::{self, MAX_INLINE};
@@ -59,10 +59,10 @@ impl QpObject {
                 )));
             }
         }
-        let send_cq = ours::<CqObject>(core, init.send_cq.as_any(), "send completion queue")?.cq_num();
+        let send_cq = ours::<CqObject>(core, init.send_cq.as_any(), "send completion queue")?;
         let recv_cq = match qp_type.has_recv_queue() {
-            true => ours::<CqObject>(core, init.recv_cq.as_any(), "receive completion queue")?.cq_num(),
-            false => NO_CQ,
+            true => Some(ours::<CqObject>(core, init.recv_cq.as_any(), "receive completion queue")?),
+            false => None,
         };
         let srq = match &init.srq {
             None => None,
@@ -74,11 +74,10 @@ impl QpObject {
             }
             Some(srq) => {
                 let ours = ours::<SrqObject>(core, srq.as_any(), "shared receive queue")?;
-                ours.check()?;
                 if ours.is_xrc() {
                     return Err(VerbsError::invalid("an XRC SRQ is named by the sender, QP by QP: give a basic SRQ"));
                 }
-                Some(ours.shared().clone())
+                Some(ours)
             }
         };
         let send = SendRing::new(SendRingConfig {
@@ -99,20 +98,27 @@ impl QpObject {
         let new = NewQp {
             qp_type,
             pd: pd.id(),
-            send_cq,
-            recv_cq,
-            srq: srq.clone(),
+            send_cq: send_cq.cq_num(),
+            recv_cq: recv_cq.map_or(NO_CQ, CqObject::cq_num),
+            srq: srq.map(|srq| srq.shared().clone()),
             xrcd: None,
             cap,
             sq_sig_all: init.sq_sig_all,
             send: Some(send),
             recv,
         };
-        let shared = core.lock().engine.nic().add_qp(new)?;
-        if let Some(srq) = &srq {
-            srq.users.fetch_add(1, Ordering::AcqRel);
+        // That they live is asked under the lock under which they are destroyed and the QP is counted: the number of one
+        // that is destroyed may be that of another a moment later.
+        let mut held = core.lock();
+        send_cq.check()?;
+        recv_cq.map_or(Ok(()), CqObject::check)?;
+        srq.map_or(Ok(()), SrqObject::check)?;
+        let shared = held.engine.nic().add_qp(new)?;
+        if let Some(srq) = srq {
+            srq.shared().users.fetch_add(1, Ordering::AcqRel);
         }
-        let recv_handle = (recv_cq != NO_CQ).then(|| init.recv_cq.clone());
+        drop(held);
+        let recv_handle = recv_cq.map(|_| init.recv_cq.clone());
         Ok(Self {
             core: core.clone(),
             shared,
@@ -153,9 +159,8 @@ impl QpObject {
     /// An injected fault (D8): the QP goes to ERR as if the device had failed under it, its oldest send WR ends with
     /// `status`.
     pub fn fail(&self, status: WcStatus) -> Result<(), VerbsError> {
-        self.alive.check("queue pair")?;
+        let mut held = self.hold()?;
         let now = self.core.now();
-        let mut held = self.core.lock();
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
         nic.fail_qp(self.shared.index(), now, &memory, ports, status)
@@ -172,16 +177,24 @@ impl QpObject {
         self.pd.as_ref().map_or(NO_PD, PdUse::id)
     }
 
-    fn end(&self) -> Result<(), VerbsError> {
-        let now = self.core.now();
-        let mut held = self.core.lock();
+    /// The engine, for a verb on a QP that lives. Asked under the lock, because the number of a QP that another thread
+    /// destroys may be that of a new one a moment later.
+    fn hold(&self) -> Result<Held<'_>, VerbsError> {
+        let held = self.core.lock();
+        self.alive.check("queue pair")?;
+        Ok(held)
+    }
+
+    fn end(&self, mut held: Held<'_>) -> Result<(), VerbsError> {
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
-        nic.remove_qp(self.shared.index(), now, &memory, ports)?;
+        nic.remove_qp(self.shared.index(), self.core.now(), &memory, ports)?;
         drop(memory);
-        drop(held);
+        self.alive.end();
+        // Before the lock is released: afterwards the number may be that of a new QP.
         let subject = EventSubject::QueuePair(self.shared.qpn);
         self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        drop(held);
         if let Some(srq) = self.srq.as_ref().and_then(|s| s.as_any().downcast_ref::<SrqObject>()) {
             srq.shared().users.fetch_sub(1, Ordering::AcqRel);
         }
@@ -199,17 +212,15 @@ impl QueuePair for QpObject {
     }
 
     fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
-        self.alive.check("queue pair")?;
+        let mut held = self.hold()?;
         let now = self.core.now();
-        let mut held = self.core.lock();
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
         nic.modify_qp(self.shared.index(), now, &memory, ports, attr, mask)
     }
 
     fn query(&self) -> Result<(QpAttr, QpInitInfo), VerbsError> {
-        self.alive.check("queue pair")?;
-        let attr = self.core.lock().engine.nic().query_qp(self.shared.index())?;
+        let attr = self.hold()?.engine.nic().query_qp(self.shared.index())?;
         let QpShared { qp_type, cap, sq_sig_all, .. } = &*self.shared;
         Ok((attr, QpInitInfo { qp_type: *qp_type, cap: *cap, sq_sig_all: *sq_sig_all }))
     }
@@ -238,24 +249,19 @@ impl QueuePair for QpObject {
     }
 
     fn attach_mcast(&self, gid: Gid) -> Result<(), VerbsError> {
-        self.alive.check("queue pair")?;
-        let mut held = self.core.lock();
+        let mut held = self.hold()?;
         let State { engine, ports } = &mut *held;
         engine.nic().attach(self.shared.index(), gid, ports)
     }
 
     fn detach_mcast(&self, gid: Gid) -> Result<(), VerbsError> {
-        self.alive.check("queue pair")?;
-        let mut held = self.core.lock();
+        let mut held = self.hold()?;
         let State { engine, ports } = &mut *held;
         engine.nic().detach(self.shared.index(), gid, ports)
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
-        self.alive.check("queue pair")?;
-        self.end()?;
-        self.alive.end();
-        Ok(())
+        self.end(self.hold()?)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -274,6 +280,6 @@ impl Drop for QpObject {
             let State { engine, ports } = &mut *held;
             let _ = engine.nic().detach(self.shared.index(), group, ports);
         }
-        let _ = self.end();
+        let _ = self.end(self.core.lock());
     }
 }

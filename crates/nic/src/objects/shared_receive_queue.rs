@@ -12,7 +12,7 @@ use super::completion_queue::CqObject;
 use super::protection_domain::PdUse;
 use super::xrc_domain::{XrcdObject, XrcdUse};
 use super::{Alive, ours};
-use crate::engine::drive::Core;
+use crate::engine::drive::{Core, Held};
 use crate::engine::entry::SrqShared;
 use crate::post;
 use crate::ring::SharedRecvRing;
@@ -53,17 +53,20 @@ impl SrqObject {
             None => None,
             Some((xrcd, cq)) => {
                 let xrcd = XrcdUse::new(&ours::<XrcdObject>(core, xrcd.as_any(), "XRC domain")?.xrcd)?;
-                ours::<CqObject>(core, cq.as_any(), "completion queue")?;
-                Some((xrcd, cq.clone()))
+                Some((xrcd, cq.clone(), ours::<CqObject>(core, cq.as_any(), "completion queue")?))
             }
         };
-        let numbers = xrc.as_ref().map(|(xrcd, cq)| (xrcd.0.id, cq.cq_num()));
+        let numbers = xrc.as_ref().map(|(xrcd, cq, _)| (xrcd.0.id, cq.cq_num()));
         let limit_wr = attr.max_srq_wr;
-        let shared = core
-            .lock()
+        let mut held = core.lock();
+        // Under the lock, as in `create_qp`.
+        xrc.as_ref().map_or(Ok(()), |(_, _, cq)| cq.check())?;
+        let shared = held
             .engine
             .nic()
             .add_srq(pd.id(), numbers, |srqn| SharedRecvRing::new(srqn, init.max_wr, init.max_sge, limit_wr))?;
+        drop(held);
+        let xrc = xrc.map(|(xrcd, cq, _)| (xrcd, cq));
         let srq = Self { core: core.clone(), shared, alive: Alive::new(), _pd: pd, xrc };
         if init.srq_limit > 0 {
             srq.modify(None, Some(init.srq_limit))?;
@@ -83,8 +86,10 @@ impl SrqObject {
         self.alive.check("shared receive queue")
     }
 
-    fn end(&self) -> Result<(), VerbsError> {
-        self.core.lock().engine.nic().remove_srq(self.shared.srqn)?;
+    fn end(&self, mut held: Held<'_>) -> Result<(), VerbsError> {
+        held.engine.nic().remove_srq(self.shared.srqn)?;
+        self.alive.end();
+        // Before the lock is released: afterwards the number may be that of a new SRQ.
         let subject = EventSubject::SharedReceiveQueue(self.shared.srqn);
         self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
         Ok(())
@@ -97,13 +102,17 @@ impl SharedReceiveQueue for SrqObject {
     }
 
     fn post_recv(&self, chain: &[RecvWr<'_>]) -> Result<(), PostError> {
+        if !self.alive.is() {
+            let reason = "the shared receive queue was destroyed";
+            return Err(PostError { index: 0, errno: Errno::EINVAL, reason });
+        }
         post::post_srq_recv(&self.shared, chain)
     }
 
     fn modify(&self, max_wr: Option<u32>, srq_limit: Option<u32>) -> Result<(), VerbsError> {
-        self.check()?;
         let max = self.core.config().attr.max_srq_wr;
         let held = self.core.lock();
+        self.check()?;
         let ring = &self.shared.ring;
         let size = max_wr.unwrap_or_else(|| ring.capacity());
         if srq_limit.is_some_and(|limit| limit > size) {
@@ -137,6 +146,8 @@ impl SharedReceiveQueue for SrqObject {
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        // Under the lock, under which a QP that wants this SRQ looks whether it lives, and is counted.
+        let held = self.core.lock();
         self.check()?;
         let users = self.shared.users.load(std::sync::atomic::Ordering::Acquire);
         if users > 0 {
@@ -145,9 +156,7 @@ impl SharedReceiveQueue for SrqObject {
                 format!("the shared receive queue is used by {users} QPs: destroy them first"),
             ));
         }
-        self.end()?;
-        self.alive.end();
-        Ok(())
+        self.end(held)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -158,7 +167,7 @@ impl SharedReceiveQueue for SrqObject {
 impl Drop for SrqObject {
     fn drop(&mut self) {
         if self.alive.end() {
-            let _ = self.end();
+            let _ = self.end(self.core.lock());
         }
     }
 }
