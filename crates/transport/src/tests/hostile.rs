@@ -112,7 +112,7 @@ fn run(qp_type: QpType, window: u32, acts: &[Act]) -> Result<(), TestCaseError> 
         match act.clone() {
             Act::Post { kind, length, flags } => {
                 let (remote_addr, rkey) = (0, RKey(WHOLE));
-                let eight = matches!(kind, 3 | 4 | 5).then_some(8);
+                let eight = matches!(kind, 3..=5).then_some(8);
                 let op = match kind {
                     0 => WqeOp::Write { remote_addr, rkey },
                     1 | 2 => WqeOp::Read { remote_addr, rkey },
