@@ -58,9 +58,12 @@ struct Srq {
     queue: RecvQueue,
 }
 
+/// A send WQE, and what the host keeps of it: its SGL, its inline bytes, its bind.
+type PostedSend = (SendWqe, Vec<Piece>, Vec<u8>, Option<Bind>);
+
 struct Queues {
     spec: QpSpec,
-    sends: Vec<(SendWqe, Vec<Piece>, Vec<u8>, Option<Bind>)>,
+    sends: Vec<PostedSend>,
     first_send: u32,
     recv: RecvQueue,
     done: Vec<Done>,

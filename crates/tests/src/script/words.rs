@@ -48,9 +48,8 @@ impl Words {
         while !rest.is_empty() && !rest.starts_with('#') {
             let mut word = String::new();
             let mut quoted = None;
-            let mut chars = rest.char_indices();
             let mut end = rest.len();
-            while let Some((at, c)) = chars.next() {
+            for (at, c) in rest.char_indices() {
                 if c.is_whitespace() {
                     end = at;
                     break;
