@@ -176,7 +176,7 @@ impl Lane {
                 When::Always => true,
                 When::Chance(parts) => self.random.below(1_000_000_000) < u64::from(parts),
                 When::Packets(first, last) => (first..=last).contains(seen),
-                When::Every(n) => *seen % n == 0,
+                When::Every(n) => seen.is_multiple_of(n),
             };
             if !strikes {
                 continue;

@@ -500,7 +500,7 @@ impl Port for UdpPort {
         let everywhere =
             self.sockets.attention.load(Ordering::Relaxed) && self.sockets.attention.swap(false, Ordering::Acquire);
         self.calls = self.calls.wrapping_add(1);
-        let cold = everywhere || self.calls % COLD_INTERVAL == 0;
+        let cold = everywhere || self.calls.is_multiple_of(COLD_INTERVAL);
         for step in 1..=self.receivers.len() {
             // Starts behind the socket that was served last, so that a busy one cannot starve the others.
             let index = (self.current + step) % self.receivers.len();

@@ -51,6 +51,9 @@ struct Guest {
     pidfd: Option<OwnedFd>,
 }
 
+/// A descriptor of the device with its name.
+type HeldFd = (Key, Arc<OwnedFd>);
+
 /// What only the host has.
 #[derive(Debug)]
 struct Host {

@@ -192,7 +192,7 @@ impl PortRecord {
         for _ in 0..10_000 {
             let before = self.generation.load(Ordering::Acquire);
             let tables = self.read_once();
-            if before % 2 == 0 && self.generation.load(Ordering::Acquire) == before {
+            if before.is_multiple_of(2) && self.generation.load(Ordering::Acquire) == before {
                 return tables;
             }
             std::thread::yield_now();

@@ -8,6 +8,8 @@ mod parent;
 
 use std::os::unix::process::CommandExt;
 
+use scalefabric_wire::frame::{Frame, Ip};
+
 use parent::{Child, Device, is_root, skip};
 
 /// Not a test by itself: what a child process runs.
@@ -221,11 +223,27 @@ fn two_namespaces_are_two_hosts() {
         c.ask(&format!("use {ip}"));
     }
     exchange(&mut a, &mut b, 3);
-    // Without segmentation offload, too: the kernel cuts the trains itself, and identifications stay what they were.
+    // A device that takes no super-packets makes the kernel cut the trains: then what is on the wire can be looked at.
     for namespace in [&left, &right] {
-        namespace.run("ethtool", "-K v0 tx-udp-segmentation off gro off");
+        namespace.ip("link set v0 gso_max_segs 1");
     }
+    let Some(capture) = namespace::Capture::start(&right, "v0") else {
+        return skip("tcpdump is not installed");
+    };
     exchange(&mut a, &mut b, 4);
+    let file = capture.finish();
+    let mut reader = scalefabric_wire::pcap::Reader::new(&file).unwrap();
+    let (mut packets, mut highest) = (0, 0);
+    while let Some(record) = reader.next() {
+        let record = record.unwrap();
+        let frame = Frame::parse(reader.link(), record.data).unwrap();
+        assert!(frame.icrc_ok(), "packet {packets}: the ICRC does not fit the header that was on the wire");
+        if let Ip::V4(ip) = &frame.ip {
+            highest = highest.max(ip.id);
+        }
+        packets += 1;
+    }
+    assert!(packets > 64 && highest > 0 && highest < 128, "{packets} packets, highest identification {highest}");
     assert_eq!(b.ask("counter drop_bad_icrc"), "0");
     assert_eq!(b.ask("counter solved_ip_ids"), "0", "every identification was predicted");
 }

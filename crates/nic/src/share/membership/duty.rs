@@ -305,7 +305,7 @@ impl Membership {
     }
 
     /// Makes the lowest free slot ready: drained if it was used before, else with sockets of its own, which are returned.
-    fn make_slot(&self, state: &mut State) -> Result<(u8, Vec<(Key, Arc<OwnedFd>)>), String> {
+    fn make_slot(&self, state: &mut State) -> Result<(u8, Vec<HeldFd>), String> {
         let free = |slot: &u8| self.segment.slot(*slot).state() == SlotState::Free;
         let slot = (1..=LAST_SLOT)
             .find(free)
@@ -354,7 +354,7 @@ impl Membership {
                 return;
             }
         };
-        let mut messages: Vec<(Message, Vec<(Key, Arc<OwnedFd>)>)> = Vec::new();
+        let mut messages: Vec<(Message, Vec<HeldFd>)> = Vec::new();
         let mut retry = false;
         for (port, plan) in self.plan.ports.iter().enumerate() {
             let facts = discovery::facts(plan, &interfaces);
