@@ -9,6 +9,7 @@ pub mod control;
 pub mod doorbell;
 pub mod drive;
 pub mod entry;
+pub mod gate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -63,7 +64,6 @@ pub(crate) struct Nic {
     pub(crate) run: RunQueue,
     pub(crate) timers: Timers,
     touched: Vec<u16>,
-    doorbells: Arc<Doorbells>,
     counters: Vec<CountersHandle>,
     /// Groups with their members, by port: few, and looked at for multicast packets only.
     pub(crate) groups: Vec<(u8, Gid, Vec<u16>)>,
@@ -76,11 +76,10 @@ pub(crate) struct Nic {
 }
 
 impl Engine {
-    /// An engine for a device. `doorbells` has a bell for each QP index; `counters` a block for each port.
+    /// An engine for a device. `counters` has a block for each port.
     pub fn new(
         config: &NicConfig,
         accessor: Accessor,
-        doorbells: Arc<Doorbells>,
         events: Arc<EventQueue<AsyncEvent>>,
         counters: Vec<CountersHandle>,
     ) -> Self {
@@ -110,7 +109,6 @@ impl Engine {
             run: RunQueue::default(),
             timers: Timers::default(),
             touched: Vec::new(),
-            doorbells,
             counters,
             groups: Vec::new(),
             gsi: VecDeque::new(),
@@ -142,7 +140,7 @@ impl Engine {
     }
 
     /// One turn: ingress, doorbells, timers, transmission, egress.
-    pub fn turn(&mut self, now: Time, ports: &mut [Box<dyn Port>], budget: Budget) -> Turn {
+    pub fn turn(&mut self, now: Time, ports: &mut [Box<dyn Port>], doorbells: &Doorbells, budget: Budget) -> Turn {
         let access = self.accessor.enter();
         let nic = &mut self.nic;
         // Drivers read the clock before they have the lock, so one may come late with an older time.
@@ -153,7 +151,7 @@ impl Engine {
         for index in 0..ports.len() {
             progressed |= nic.receive(now, &access, index, ports, budget.receive);
         }
-        nic.take_doorbells();
+        nic.take_doorbells(doorbells);
         nic.run_timers(now, &access, ports);
         progressed |= nic.transmit(now, &access, ports, budget);
         progressed |= nic.flush(ports);
@@ -391,8 +389,8 @@ impl Nic {
         }
     }
 
-    fn take_doorbells(&mut self) {
-        let Self { doorbells, qps, run, .. } = self;
+    fn take_doorbells(&mut self, doorbells: &Doorbells) {
+        let Self { qps, run, .. } = self;
         doorbells.take(|qp| {
             if qps.get(usize::from(qp)).is_some() {
                 run.push(qp);

@@ -7,14 +7,14 @@
 //! engine swaps `rung` to false and only then reads the ring. Both swaps are read-modify-writes of one location, so one
 //! comes first. If the poster's does, the engine's swap reads from it (or from a later one in its release sequence) and
 //! acquires: the engine sees the WQE. If the engine's does, the poster reads false and pushes the bell again: the engine
-//! will be back. What brings the engine back when its lock is taken is proved in `engine::drive`.
+//! will be back. What brings the engine back when its lock is taken is proved in `engine::gate`.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::ring::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// End of the stack.
 const NONE: u32 = 0;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Bell {
     /// In the stack, or about to be.
     rung: AtomicBool,
@@ -33,7 +33,10 @@ pub struct Doorbells {
 impl Doorbells {
     /// Bells for QP indexes below `len`.
     pub fn new(len: usize) -> Self {
-        Self { bells: (0..len).map(|_| Bell::default()).collect(), head: AtomicU32::new(NONE) }
+        Self {
+            bells: (0..len).map(|_| Bell { rung: AtomicBool::new(false), next: AtomicU32::new(NONE) }).collect(),
+            head: AtomicU32::new(NONE),
+        }
     }
 
     /// Rings for a QP.
@@ -86,7 +89,7 @@ impl Doorbells {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;

@@ -1,25 +1,16 @@
-//! Who drives the engine, and when (D2): the lock around it, the clock, and the rule by which no doorbell is lost.
+//! Who drives the engine, and when (D2): the lock around it, the clock, and the worker that takes over.
 //!
 //! A posting thread rings and tries the lock; a polling thread tries the lock; a worker and the control verbs wait for
-//! it. Nobody on the data path waits for anybody.
-//!
-//! **No work is forgotten.** Every release of the lock is followed by a full fence and a look at the doorbells
-//! ([`Core::release`]); every ring is followed by a full fence and an attempt at the lock. Take a poster P that rings and
-//! finds the lock taken, and the last holder H of the lock at that time. The two fences are ordered in the single order
-//! of all such fences. If P's comes first, H's look after its fence sees P's bell, and H (or whoever takes the lock in
-//! between, for whom the same holds) turns the engine. If H's comes first, P's attempt, which is after P's fence, sees the
-//! lock as H released it or as a later holder took it; the first is not so, since the attempt failed, and for the later
-//! holder the argument starts again. Holders are finite in number while P looks, so some holder sees the bell. The same
-//! with `waiting`: a poster that leaves the lock to a waiter has read `waiting` before the waiter's release.
+//! it. Nobody on the data path waits for anybody. That no posted work is forgotten is the business of [`super::gate`].
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use scalefabric_transport::Time;
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{AsyncEvent, VerbsError};
 
-use super::doorbell::Doorbells;
+use super::gate::Gate;
 use super::{Engine, Turn};
 use crate::clock;
 use crate::completion::{Channel, EventQueue};
@@ -28,6 +19,7 @@ use crate::counters::CountersHandle;
 use crate::ingress::Handover;
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::port::Port;
+use crate::ring::atomic::MutexGuard;
 use crate::tables::PortChange;
 use crate::worker::{Drive, Turned};
 
@@ -65,10 +57,7 @@ pub(crate) struct State {
 
 /// The NIC of this process: the engine behind its lock, and what is reached without it.
 pub struct Core {
-    state: Mutex<State>,
-    /// Threads that wait for the lock: pollers leave it to them.
-    waiting: AtomicUsize,
-    doorbells: Arc<Doorbells>,
+    gate: Gate<State>,
     clock: Clock,
     config: NicConfig,
     memory: Arc<MemoryTable>,
@@ -111,7 +100,7 @@ impl Drop for Held<'_> {
             let now = self.core.now();
             let outlook = guard.engine.outlook(now);
             self.core.release(guard, now, Some(outlook));
-            self.core.after_release();
+            self.core.serve();
         }
     }
 }
@@ -157,13 +146,10 @@ impl Core {
         config.attr.phys_port_cnt = ports.len() as u8;
         let entries = config.attr.max_mr.saturating_add(config.attr.max_mw).clamp(1, 1 << 20);
         let (memory, accessor) = MemoryTable::new(seed, entries);
-        let doorbells = Arc::new(Doorbells::new(65_536));
         let events = Arc::new(EventQueue::new()?);
-        let engine = Engine::new(&config, accessor, doorbells.clone(), events.clone(), counters.clone());
+        let engine = Engine::new(&config, accessor, events.clone(), counters.clone());
         Ok(Arc::new(Self {
-            state: Mutex::new(State { engine, ports }),
-            waiting: AtomicUsize::new(0),
-            doorbells,
+            gate: Gate::new(State { engine, ports }, 65_536),
             clock,
             config,
             memory,
@@ -241,27 +227,26 @@ impl Core {
             clock.fetch_max(now.0, Ordering::AcqRel);
         }
         let now = self.now();
-        let mut guard = self.wait_for_lock();
+        let mut guard = self.gate.wait();
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
-        let turn = engine.turn(now, ports, self.config.budget);
+        let turn = engine.turn(now, ports, self.gate.bells(), self.config.budget);
         self.release(guard, now, Some(turn));
-        self.after_release();
         turn
     }
 
     /// A posting thread's doorbell: tells the engine, and turns it if nobody else does.
     #[inline]
     pub(crate) fn ring(&self, index: u16) {
-        self.doorbells.ring(index);
-        self.after_release();
+        self.gate.bells().ring(index);
+        self.serve();
     }
 
     /// Waits for the lock, for a verb.
     pub(crate) fn lock(&self) -> Held<'_> {
         // Verbs touch memory, too: a QP that leaves SQD, or fails, goes on with what it has.
         memory_guard::ensure(self.now().0);
-        Held { core: self, guard: Some(self.wait_for_lock()) }
+        Held { core: self, guard: Some(self.gate.wait()) }
     }
 
     /// A polling thread's turn; false if another thread has the engine, or nobody but [`Core::turn_at`] may drive.
@@ -269,9 +254,10 @@ impl Core {
         if matches!(self.clock, Clock::Manual(_)) {
             return false;
         }
-        let turned = self.try_turn(self.config.budget);
-        self.after_release();
-        turned
+        let Some(guard) = self.gate.try_enter() else { return false };
+        self.caller_turn(guard, self.config.budget);
+        self.serve();
+        true
     }
 
     /// A thread is about to sleep until something happens: the worker must be there.
@@ -285,56 +271,36 @@ impl Core {
         }
     }
 
-    fn wait_for_lock(&self) -> MutexGuard<'_, State> {
-        if let Ok(guard) = self.state.try_lock() {
-            return guard;
-        }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let guard = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        guard
-    }
-
-    /// One turn if the lock is free and nobody waits for it.
-    fn try_turn(&self, budget: Budget) -> bool {
-        fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            return false;
-        }
-        let mut guard = match self.state.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+    /// A turn of a thread that posts or polls.
+    fn caller_turn(&self, mut guard: MutexGuard<'_, State>, budget: Budget) {
         let now = self.now();
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
-        let turn = engine.turn(now, ports, budget);
+        let turn = engine.turn(now, ports, self.gate.bells(), budget);
+        // Only whoever holds the lock writes it.
         self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.release(guard, now, Some(turn));
-        true
     }
 
-    /// Turns the engine while bells wait that were rung when the lock was taken.
-    fn after_release(&self) {
-        if matches!(self.clock, Clock::Manual(_)) {
+    /// Turns the engine for bells that were rung when nobody could go in.
+    #[inline]
+    fn serve(&self) {
+        if !matches!(self.clock, Clock::Real) {
             return;
         }
-        for _ in 0..ROUNDS {
-            if self.doorbells.is_empty() || !self.try_turn(Budget::INLINE) {
-                return;
-            }
+        if self.gate.serve(ROUNDS, |guard| self.caller_turn(guard, Budget::INLINE)) {
+            return;
         }
         // Others ring faster than we turn: a thread that only wanted to post is not held for ever.
         if self.kick.get().is_some() {
             self.someone_sleeps();
-            return;
+        } else {
+            let _all = self.gate.serve(usize::MAX, |guard| self.caller_turn(guard, Budget::INLINE));
         }
-        while !self.doorbells.is_empty() && self.try_turn(Budget::INLINE) {}
     }
 
     /// Gives the lock back, wakes who sleeps, and tells the worker of an earlier deadline. Whoever calls it looks at the
-    /// doorbells afterwards ([`Core::after_release`]).
+    /// doorbells afterwards ([`Core::serve`]).
     fn release(&self, mut guard: MutexGuard<'_, State>, now: Time, turn: Option<Turn>) {
         let mut wakes: [Option<Arc<Channel>>; WAKES] = [const { None }; WAKES];
         let mut count = 0;
@@ -353,7 +319,6 @@ impl Core {
         // Under the lock, so that a later turn cannot be overtaken: the worker's own turn sets `promised` there, too.
         let kick = turn.and_then(|turn| self.kick_wanted(now, &turn));
         drop(guard);
-        fence(Ordering::SeqCst);
         for channel in wakes.into_iter().flatten() {
             channel.wake();
         }
@@ -379,15 +344,15 @@ impl Core {
 
 impl Drive for Core {
     fn turn(&self, now: Time) -> Turned {
-        let mut guard = self.wait_for_lock();
+        let mut guard = self.gate.wait();
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
-        let turn = engine.turn(now, ports, self.config.budget);
+        let turn = engine.turn(now, ports, self.gate.bells(), self.config.budget);
         // What the worker is told now is what it will do: nobody needs to kick it for that.
         let deadline = if turn.ready { Some(now) } else { turn.next_deadline };
         self.promised.store(deadline.map_or(u64::MAX, |d| d.0), Ordering::Relaxed);
         self.release(guard, now, None);
-        self.after_release();
+        self.serve();
         Turned { busy: turn.progressed || turn.ready, deadline }
     }
 
