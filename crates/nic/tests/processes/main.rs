@@ -223,6 +223,7 @@ fn two_namespaces_are_two_hosts() {
         c.ask(&format!("use {ip}"));
     }
     exchange(&mut a, &mut b, 3);
+    assert_eq!(b.ask("counter solved_ip_ids"), "0", "every identification was predicted");
     // A device that takes no super-packets makes the kernel cut the trains: then what is on the wire can be looked at.
     for namespace in [&left, &right] {
         namespace.ip("link set v0 gso_max_segs 1");
@@ -244,6 +245,6 @@ fn two_namespaces_are_two_hosts() {
         packets += 1;
     }
     assert!(packets > 64 && highest > 0 && highest < 128, "{packets} packets, highest identification {highest}");
+    // What comes in pieces tells no place: the identification is solved for, and the packet is taken all the same.
     assert_eq!(b.ask("counter drop_bad_icrc"), "0");
-    assert_eq!(b.ask("counter solved_ip_ids"), "0", "every identification was predicted");
 }

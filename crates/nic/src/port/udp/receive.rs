@@ -132,7 +132,7 @@ impl Batch {
         let length = (header.msg_len as usize).min(BUFFER);
         let Some((src, src_port)) = RawAddress::decode(&self.names[self.message]) else { return };
         let mut meta = Meta { src, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0, length, segment: length };
-        let control = &self.controls[self.message].0[..(header.msg_hdr.msg_controllen as usize).min(CONTROL)];
+        let control = &self.controls[self.message].0[..header.msg_hdr.msg_controllen.min(CONTROL)];
         for (level, kind, data) in control_messages(control) {
             let int = || data.first_chunk::<4>().map(|b| i32::from_ne_bytes(*b));
             match (level, kind) {
