@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use scalefabric_transport::{Counter, DropReason};
-use scalefabric_wire::icrc::{Check, Flow, InverseCache};
+use scalefabric_wire::icrc::{Check, Flow, InverseCache, Sender};
 use scalefabric_wire::invalid::InvalidPacket;
 use scalefabric_wire::packet::{Headers, Packet};
 use scalefabric_wire::{Gid, Qpn};
@@ -57,7 +57,7 @@ pub enum Sorted<'a> {
 }
 
 /// Source, destination, source port, and what the ICRCs between them have in common.
-type KnownFlow = (IpAddr, IpAddr, u16, Flow);
+type KnownFlow = (IpAddr, IpAddr, u16, Sender);
 
 /// The state that checking needs: caches, nothing else.
 pub struct Ingress {
@@ -106,7 +106,8 @@ impl Ingress {
             }
             return Sorted::Done;
         }
-        match self.flow(datagram).check(datagram.ip_id, datagram.bytes, &mut self.inverse) {
+        let sender = sender(&mut self.flows, datagram);
+        match sender.check(datagram.ip_id, datagram.bytes, &mut self.inverse) {
             Check::Ok => {}
             Check::OkWithId(_) if self.solve_ip_ids => batch.count(Counter::SolvedIpIds, 1),
             Check::OkWithId(_) | Check::Bad => {
@@ -129,20 +130,19 @@ impl Ingress {
             Sorted::Qp(qpn.get() as u16, packet)
         }
     }
+}
 
-    #[inline]
-    fn flow(&mut self, datagram: &Datagram<'_>) -> Flow {
-        let (src, dst, port) = (datagram.src, datagram.dst, datagram.src_port);
-        let place = usize::from(port ^ (port >> 8) ^ last_byte(src)) % FLOWS;
-        match &self.flows[place] {
-            Some((s, d, p, flow)) if *p == port && *s == src && *d == dst => *flow,
-            _ => {
-                let flow = Flow::between(Gid::from_ip(src), Gid::from_ip(dst), port);
-                self.flows[place] = Some((src, dst, port, flow));
-                flow
-            }
-        }
+/// The flow of a datagram, remembered or made.
+#[inline]
+fn sender<'f>(flows: &'f mut [Option<KnownFlow>], datagram: &Datagram<'_>) -> &'f mut Sender {
+    let (src, dst, port) = (datagram.src, datagram.dst, datagram.src_port);
+    let place = usize::from(port ^ (port >> 8) ^ last_byte(src)) % FLOWS;
+    let entry = &mut flows[place];
+    if !matches!(entry, Some((s, d, p, _)) if *p == port && *s == src && *d == dst) {
+        *entry = None;
     }
+    let made = || (src, dst, port, Sender::new(Flow::between(Gid::from_ip(src), Gid::from_ip(dst), port)));
+    &mut entry.get_or_insert_with(made).3
 }
 
 fn last_byte(ip: IpAddr) -> u16 {
