@@ -30,6 +30,9 @@ pub struct Options {
     /// Length of one measurement
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..))]
     ms: u64,
+    /// Only what has this in its name, such as `one way`; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
     /// Device (default: the loopback device)
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -55,9 +58,11 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let mut peer = Peer::start(&device)?;
     let mut summary = Summary::default();
-    let mut progress = Progress::new(options.repeat as usize * Quantity::ALL.len());
+    let is_wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|text| name.contains(text));
+    let wanted: Vec<Quantity> = Quantity::ALL.into_iter().filter(|quantity| is_wanted(quantity.name())).collect();
+    let mut progress = Progress::new(options.repeat as usize * wanted.len());
     for _ in 0..options.repeat {
-        for quantity in Quantity::ALL {
+        for quantity in wanted.iter().copied() {
             progress.next(quantity.name());
             let duration = Duration::from_millis(options.ms);
             let value = measure(quantity, &side, &mut peer, duration).map_err(|f| f.during(quantity.name()))?;
