@@ -53,7 +53,7 @@ bitflags! {
         const CAP = 1 << 19;
         /// `dest_qp_num`.
         const DEST_QPN = 1 << 20;
-        /// `rate_limit`. For raw packet QPs, which this contract does not have.
+        /// `rate_limit`: on the way to RTS and in RTS.
         const RATE_LIMIT = 1 << 25;
     }
 }

@@ -232,7 +232,7 @@ macro_rules! transitions {
 ///
 /// Two rows differ from Linux's table, which is silent where the standard speaks: RESET to ERR is legal (the standard
 /// lets every state go to ERR), and SQE exists for UC and UD only. Queue sizes (`CAP`) are fixed at creation, as with
-/// most devices, and a rate limit is for raw packet QPs, which are not part of this contract.
+/// most devices. A rate limit, which Linux's table has for raw packet QPs only, is taken by every QP that sends.
 #[rustfmt::skip]
 pub const TRANSITIONS: &[Transition] = transitions! {
     Rc {
@@ -241,14 +241,15 @@ pub const TRANSITIONS: &[Transition] = transitions! {
         Reset -> Err   [] [];
         Init  -> Reset [] [];
         Init  -> Init  [] [PKEY_INDEX PORT ACCESS_FLAGS];
-        Init  -> Rtr   [AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER] [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
+        Init  -> Rtr   [AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER]
+                       [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
         Init  -> Err   [] [];
         Rtr   -> Reset [] [];
         Rtr   -> Rts   [TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC]
-                       [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE];
+                       [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE RATE_LIMIT];
         Rtr   -> Err   [] [];
         Rts   -> Reset [] [];
-        Rts   -> Rts   [] [CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE MIN_RNR_TIMER];
+        Rts   -> Rts   [] [CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE MIN_RNR_TIMER RATE_LIMIT];
         Rts   -> Sqd   [] [EN_SQD_ASYNC_NOTIFY];
         Rts   -> Err   [] [];
         Sqd   -> Reset [] [];
@@ -268,10 +269,10 @@ pub const TRANSITIONS: &[Transition] = transitions! {
         Init  -> Rtr   [AV PATH_MTU DEST_QPN RQ_PSN] [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
         Init  -> Err   [] [];
         Rtr   -> Reset [] [];
-        Rtr   -> Rts   [SQ_PSN] [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE];
+        Rtr   -> Rts   [SQ_PSN] [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE RATE_LIMIT];
         Rtr   -> Err   [] [];
         Rts   -> Reset [] [];
-        Rts   -> Rts   [] [CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE];
+        Rts   -> Rts   [] [CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE RATE_LIMIT];
         Rts   -> Sqd   [] [EN_SQD_ASYNC_NOTIFY];
         Rts   -> Err   [] [];
         Sqd   -> Reset [] [];
@@ -293,10 +294,10 @@ pub const TRANSITIONS: &[Transition] = transitions! {
         Init  -> Rtr   [] [PKEY_INDEX QKEY];
         Init  -> Err   [] [];
         Rtr   -> Reset [] [];
-        Rtr   -> Rts   [SQ_PSN] [CUR_STATE QKEY];
+        Rtr   -> Rts   [SQ_PSN] [CUR_STATE QKEY RATE_LIMIT];
         Rtr   -> Err   [] [];
         Rts   -> Reset [] [];
-        Rts   -> Rts   [] [CUR_STATE QKEY];
+        Rts   -> Rts   [] [CUR_STATE QKEY RATE_LIMIT];
         Rts   -> Sqd   [] [EN_SQD_ASYNC_NOTIFY];
         Rts   -> Err   [] [];
         Sqd   -> Reset [] [];
@@ -318,15 +319,17 @@ pub const TRANSITIONS: &[Transition] = transitions! {
         Init  -> Rtr   [AV PATH_MTU DEST_QPN RQ_PSN] [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
         Init  -> Err   [] [];
         Rtr   -> Reset [] [];
-        Rtr   -> Rts   [TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC] [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE];
+        Rtr   -> Rts   [TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC]
+                       [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE RATE_LIMIT];
         Rtr   -> Err   [] [];
         Rts   -> Reset [] [];
-        Rts   -> Rts   [] [CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE];
+        Rts   -> Rts   [] [CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE RATE_LIMIT];
         Rts   -> Sqd   [] [EN_SQD_ASYNC_NOTIFY];
         Rts   -> Err   [] [];
         Sqd   -> Reset [] [];
         Sqd   -> Rts   [] [CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE];
-        Sqd   -> Sqd   [] [PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE];
+        Sqd   -> Sqd   [] [PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX
+                           PATH_MIG_STATE];
         Sqd   -> Err   [] [];
         Err   -> Reset [] [];
         Err   -> Err   [] [];
@@ -337,7 +340,8 @@ pub const TRANSITIONS: &[Transition] = transitions! {
         Reset -> Err   [] [];
         Init  -> Reset [] [];
         Init  -> Init  [] [PKEY_INDEX PORT ACCESS_FLAGS];
-        Init  -> Rtr   [AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER] [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
+        Init  -> Rtr   [AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER]
+                       [ALT_PATH ACCESS_FLAGS PKEY_INDEX];
         Init  -> Err   [] [];
         Rtr   -> Reset [] [];
         Rtr   -> Rts   [TIMEOUT SQ_PSN] [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE];
@@ -348,7 +352,8 @@ pub const TRANSITIONS: &[Transition] = transitions! {
         Rts   -> Err   [] [];
         Sqd   -> Reset [] [];
         Sqd   -> Rts   [] [CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE];
-        Sqd   -> Sqd   [] [PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER PATH_MIG_STATE];
+        Sqd   -> Sqd   [] [PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER
+                           PATH_MIG_STATE];
         Sqd   -> Err   [] [];
         Err   -> Reset [] [];
         Err   -> Err   [] [];
@@ -407,7 +412,8 @@ pub fn check_modify(qp_type: QpType, current: QpState, attr: &QpAttr, mask: QpAt
     check_transition(qp_type, current, to, mask)?;
     if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_qp_state != current {
         return Err(VerbsError::invalid(format!(
-            "modify {qp_type} {current} -> {to}: CUR_STATE says {}, but the QP is in {current}: query it and begin from there",
+            "modify {qp_type} {current} -> {to}: CUR_STATE says {}, but the QP is in {current}: query it and begin \
+             there",
             attr.cur_qp_state
         )));
     }
