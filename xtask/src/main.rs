@@ -41,8 +41,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Writes docs/capabilities.md from the dialogues and tests. Example: cargo xtask capabilities
     Capabilities(capabilities::Options),
-    /// Tests with real peers (Linux rxe in a virtual machine). Comes with a later issue.
-    Interop,
+    /// Against a Linux kernel with Soft-RoCE in a virtual machine (root). Example: cargo xtask interop rc-send v6-rc
+    Interop(interop::Options),
 }
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Capabilities(options) => capabilities::run(&options),
-        Command::Interop => interop::run(),
+        Command::Interop(options) => interop::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

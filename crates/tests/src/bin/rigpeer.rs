@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use scalefabric_nic::provider::{Options, SoftwareProvider};
+use scalefabric_nic::options::Options;
+use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, Mtu, Provider, Psn, QKey,
     QpAttr, QpAttrMask, QpCap, QpInit, QpType, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress,
@@ -80,9 +81,16 @@ struct Arguments {
     /// Faults, as `sfab demo --fault` takes them.
     #[arg(long)]
     fault: Option<String>,
-    /// Send buffer credits in ACKs (Linux does not).
+    /// Write every packet to this pcapng file.
     #[arg(long)]
     capture: Option<std::path::PathBuf>,
+}
+
+impl Arguments {
+    fn length_of_last(&self) -> usize {
+        let last = self.ops.rsplit(',').next().and_then(|op| op.split_once(':'));
+        last.and_then(|(_, length)| length.parse().ok()).unwrap_or(self.length)
+    }
 }
 
 fn number(text: &str) -> Result<u32, std::num::ParseIntError> {
@@ -225,11 +233,9 @@ fn find_gid(provider: &SoftwareProvider, arguments: &Arguments) -> Result<(Arc<d
 impl Side {
     fn set_up(arguments: Arguments) -> Result<Self, Failure> {
         let deadline = Instant::now() + Duration::from_secs(arguments.seconds);
-        let provider = SoftwareProvider::new(Options {
-            faults: arguments.fault.clone(),
-            capture: arguments.capture.clone(),
-            ..Options::default()
-        })?;
+        let faults = arguments.fault.as_deref().map(str::parse).transpose()?;
+        let provider =
+            SoftwareProvider::new(Options { faults, capture: arguments.capture.clone(), ..Options::default() });
         let (context, port_num, gid_index, gid) = find_gid(&provider, &arguments)?;
         let qp_type = match arguments.qp.as_str() {
             "uc" => QpType::Uc,
@@ -410,7 +416,9 @@ impl Side {
             if let Some(wc) = self.poll(&self.send_cq)? {
                 let (offset, length, name) = &lengths[wc.wr_id as usize];
                 *printed += 1;
-                println!("wc op={} status={} len={length}", wc.wr_id, status_text(wc.status));
+                // In a batch the guest's program knows only the length of the last operation.
+                let shown = if self.arguments.batch { self.arguments.length_of_last() } else { *length };
+                println!("wc op={} status={} len={shown}", wc.wr_id, status_text(wc.status));
                 if wc.status != WcStatus::Success {
                     return Ok(false);
                 }

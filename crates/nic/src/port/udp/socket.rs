@@ -15,6 +15,7 @@ pub const ROCE_PORT: u16 = scalefabric_wire::packet::UDP_PORT;
 pub const FIRST_SOURCE_PORT: u16 = 0xc000;
 
 const UDP_GRO: i32 = 104;
+const UDP_NO_CHECK6_RX: i32 = 102;
 /// `SO_MEMINFO`'s index of the packets that were dropped for lack of buffer.
 const SK_MEMINFO_DROPS: usize = 8;
 const IPV6_MTU_DISCOVER: i32 = 23;
@@ -142,6 +143,9 @@ fn receive_socket(local: LocalAddress, bound: IpAddr, buffer_bytes: usize, reuse
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, &on)?;
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, &on)?;
         set(fd, libc::IPPROTO_IPV6, IPV6_FLOWINFO, &on)?;
+        // RoCEv2 leaves the UDP checksum 0 (annex A17.3.2: the ICRC does its work), and so does Linux's rxe. IPv6 sockets
+        // throw such datagrams away unless told otherwise.
+        set(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, &on)?;
     } else {
         set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, &on)?;
         set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, &on)?;

@@ -78,6 +78,19 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
+fn a_datagram_over_ipv6_without_udp_checksum_arrives() {
+    const UDP_NO_CHECK6_TX: i32 = 101;
+    use std::os::fd::AsRawFd;
+    let mut right = port(&[v6()]);
+    // As Linux's rxe and most hardware send.
+    let sender = std::net::UdpSocket::bind("[::1]:0").unwrap();
+    socket::set(sender.as_raw_fd(), libc::IPPROTO_UDP, UDP_NO_CHECK6_TX, &1i32).unwrap();
+    sender.send_to(&[7; 40], "[::1]:4791").unwrap();
+    let got = wait_for(&mut right, 1);
+    assert_eq!(got.iter().map(|d| d.bytes.clone()).collect::<Vec<_>>(), [[7; 40]]);
+}
+
+#[test]
 fn a_train_arrives_as_the_datagrams_it_was_made_of() {
     let (a, b) = (local(1), local(2));
     let (mut left, mut right) = (port(&[a]), port(&[b]));
