@@ -127,9 +127,8 @@ impl Identity {
                 .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
                 .ok_or_else(|| format!("hand-shake line without {name}: {line:?}"))
         };
-        let integer = |name: &str| {
-            field(name)?.parse::<u64>().map_err(|e| format!("hand-shake field {name}: {e}: {line:?}"))
-        };
+        let integer =
+            |name: &str| field(name)?.parse::<u64>().map_err(|e| format!("hand-shake field {name}: {e}: {line:?}"));
         let hex = field("gid")?;
         let mut gid = [0; 16];
         for (i, byte) in gid.iter_mut().enumerate() {
@@ -280,11 +279,8 @@ impl Side {
         stream.set_read_timeout(Some(Duration::from_secs(arguments.seconds)))?;
         let mut tcp = BufReader::new(stream);
         // INIT before the hand-shake, so that the peer may send as soon as it has our line.
-        let (attr, mask) = if qp_type == QpType::Ud {
-            QpAttr::init_ud(port_num, QKEY)
-        } else {
-            QpAttr::init(qp_type, port_num, all)
-        };
+        let (attr, mask) =
+            if qp_type == QpType::Ud { QpAttr::init_ud(port_num, QKEY) } else { QpAttr::init(qp_type, port_num, all) };
         qp.modify(&attr, mask)?;
         if client {
             tcp.get_mut().write_all(me.line().as_bytes())?;
@@ -345,11 +341,8 @@ impl Side {
 
     fn post_receives(&self) -> Result<(), Failure> {
         for i in 0..RECEIVES {
-            let sge = Sge {
-                addr: self.receives.addr() + (i * SLOT) as u64,
-                length: SLOT as u32,
-                lkey: self.receives.lkey(),
-            };
+            let sge =
+                Sge { addr: self.receives.addr() + (i * SLOT) as u64, length: SLOT as u32, lkey: self.receives.lkey() };
             self.qp.post_recv(&[RecvWr { wr_id: i as u64, sg_list: &[sge] }])?;
         }
         Ok(())
@@ -385,9 +378,7 @@ impl Side {
             "read" => SendOp::Read { remote_addr, rkey },
             "bad_rkey" => SendOp::Write { remote_addr, rkey: RKey(rkey.0 ^ 0xff) },
             "bad_len" => SendOp::Write { remote_addr: self.peer.va + self.peer.length - 4, rkey },
-            "cas" => {
-                SendOp::CompareSwap { remote_addr: atomic_addr, rkey, compare: 0, swap: 0x1122_3344_5566_7788 }
-            }
+            "cas" => SendOp::CompareSwap { remote_addr: atomic_addr, rkey, compare: 0, swap: 0x1122_3344_5566_7788 },
             "faa" => SendOp::FetchAdd { remote_addr: atomic_addr, rkey, add: 0x0101_0101_0101_0101 },
             other => return Err(format!("unknown operation {other}").into()),
         };
