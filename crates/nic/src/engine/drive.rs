@@ -16,7 +16,7 @@ use crate::clock;
 use crate::completion::{Channel, EventQueue};
 use crate::config::{Budget, NicConfig};
 use crate::counters::CountersHandle;
-use crate::ingress::Handover;
+use crate::ingress::{GsiDatagram, Handover};
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::port::Port;
 use crate::ring::atomic::MutexGuard;
@@ -189,6 +189,16 @@ impl Core {
     /// Who takes datagrams for other slots of the device.
     pub fn set_handover(&self, handover: Box<dyn Handover>) {
         self.lock().engine.set_handover(handover);
+    }
+
+    /// Begins to keep datagrams for QP 1, of this process's workers; see [`Engine::open_gsi`].
+    pub fn open_gsi(&self) {
+        self.lock().engine.open_gsi();
+    }
+
+    /// The oldest datagram for QP 1 that is kept.
+    pub fn take_gsi(&self) -> Option<GsiDatagram> {
+        self.lock().engine.take_gsi()
     }
 
     /// The time.

@@ -118,3 +118,55 @@ fn packets_of_a_stranger_are_not_heard() {
     assert_eq!(w.nodes[1].poll(), []);
     assert_eq!(w.nodes[1].nic.counters(1).drops(DropReason::WrongPeer), 1);
 }
+
+#[test]
+fn a_datagram_for_another_slot_is_handed_over_as_it_came() {
+    use std::sync::{Arc, Mutex};
+
+    use scalefabric_nic::ingress::Handover;
+    use scalefabric_nic::port::Datagram;
+
+    struct Mailbox(Arc<Mutex<Vec<(u8, u8, Vec<u8>)>>>);
+    impl Handover for Mailbox {
+        fn pass(&mut self, slot: u8, port_num: u8, datagram: &Datagram<'_>) -> bool {
+            self.0.lock().unwrap().push((slot, port_num, datagram.bytes.to_vec()));
+            slot == 9
+        }
+    }
+    let mut w = World::new(2);
+    let passed = Arc::new(Mutex::new(Vec::new()));
+    w.nodes[1].nic.core().set_handover(Box::new(Mailbox(passed.clone())));
+    let for_slot = |slot: u8| sealed(vec![0x04, 0, 0xff, 0xff, 0, slot, 0, 1, 0, 0, 0, 0]);
+    w.wire.inject(packet(for_slot(9)));
+    w.wire.inject(packet(for_slot(8)));
+    w.settle();
+    assert_eq!(*passed.lock().unwrap(), [(9, 1, for_slot(9)), (8, 1, for_slot(8))]);
+    let counters = w.nodes[1].nic.counters(1);
+    assert_eq!((counters.drops(DropReason::NoSuchQp), counters.all_drops()), (1, 1), "slot 8 had no room");
+}
+
+#[test]
+fn datagrams_for_qp_1_are_kept_for_whoever_asks_and_not_without_end() {
+    let mut w = World::new(2);
+    let mad = |n: u8| {
+        let mut bytes = vec![0x64, 0, 0xff, 0xff, 0, 0, 0, 1, 0, 0, 0, n];
+        bytes.extend([0x80, 1, 0, 0, 0, 0, 0, 1]);
+        bytes.extend([n; 256]);
+        sealed(bytes)
+    };
+    w.wire.inject(packet(mad(0)));
+    w.settle();
+    let drops = |w: &World, reason| w.nodes[1].nic.counters(1).drops(reason);
+    assert_eq!(drops(&w, DropReason::NoSuchQp), 1, "nobody speaks CM yet");
+    let core = w.nodes[1].nic.core().clone();
+    core.open_gsi();
+    (0..=255).for_each(|n| w.wire.inject(packet(mad(n))));
+    w.wire.inject(packet(mad(7)));
+    w.settle();
+    assert_eq!(drops(&w, DropReason::ReceiverNotReady), 1, "the 257th");
+    let first = core.take_gsi().unwrap();
+    assert_eq!((first.src, first.dst, first.payload.len(), first.port_num), (gid(1), gid(2), 256, 1));
+    assert_eq!(first.headers.deth.unwrap().qkey, QKey(0x8001_0000));
+    assert_eq!((1..=255).map(|n| core.take_gsi().unwrap().payload[0] == n).filter(|same| *same).count(), 255);
+    assert_eq!(core.take_gsi(), None);
+}

@@ -241,3 +241,30 @@ fn many_qps_share_the_wire_fairly() {
     ids.sort_unstable();
     assert_eq!(ids, (0..8).collect::<Vec<_>>());
 }
+
+#[test]
+fn ipv6_carries_the_same() {
+    let v6 = |n: u8| std::net::IpAddr::from(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n)));
+    let mut w = World::with(2, 1, |config| {
+        let n = config.seed as u8;
+        config.ports[0].gids.push(Gid::from_ip(v6(n)));
+    });
+    (0..2).for_each(|n| w.wire.add_address(n, v6(n as u8 + 1)));
+    let qps = [w.nodes[0].qp(QpType::Rc), w.nodes[1].qp(QpType::Rc)];
+    w.connect_these(&qps, |side, attr, _| {
+        attr.ah_attr.dgid = Gid::from_ip(v6(2 - side as u8));
+        attr.ah_attr.sgid_index = 1;
+        attr.ah_attr.flow_label = 0xabcde;
+    });
+    let (src, dst) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    src.write(0, &pattern(1, LEN)).unwrap();
+    w.wire.hold(true);
+    send(&qps[0], 1, SendOp::Write { remote_addr: dst.addr(), rkey: dst.rkey() }, &src, 0, LEN as u32);
+    w.settle();
+    let first = w.wire.in_flight(|q| q[0].clone());
+    assert_eq!((first.src, first.dst, first.flow_label), (v6(1), v6(2), 0xabcde));
+    w.wire.hold(false);
+    w.settle();
+    all_success(&w.nodes[0].poll(), &[1]);
+    assert_eq!(read(&dst, 0, LEN), pattern(1, LEN));
+}
