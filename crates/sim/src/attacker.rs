@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use scalefabric_verbs::{QpType, QueuePair, RKey};
-use scalefabric_wire::opcode::{Extensions, Opcode, Operation, Service, TABLE};
+use scalefabric_wire::opcode::{Extensions, Opcode, OpcodeInfo, Operation, Service, TABLE};
 use scalefabric_wire::packet::{Aeth, AtomicEth, Deth, Feth, Headers, Packet, Reth, Syndrome};
 use scalefabric_wire::{PKey, Psn, QKey, Qpn, Srqn};
 
@@ -49,13 +49,15 @@ impl Attacker {
         }
     }
 
-    /// Forges one packet.
+    /// Forges some packets.
     pub fn strike(&mut self, wire: &SimWire, stations: &[Station], working: &[(usize, Qpn, Psn)], victims: &[Victim]) {
-        match self.random.below(10) {
-            0 => self.garbage(wire, stations.len()),
-            1..=2 => self.as_a_stranger(wire, stations, working),
-            3 => self.beyond_the_window(wire, stations, working),
-            _ => self.in_the_peers_name(wire, stations, victims),
+        for _ in 0..4 {
+            match self.random.below(10) {
+                0 => self.garbage(wire, stations.len()),
+                1 => self.as_a_stranger(wire, stations, working),
+                2 => self.beyond_the_window(wire, stations, working),
+                _ => self.in_the_peers_name(wire, stations, victims),
+            }
         }
     }
 
@@ -112,7 +114,8 @@ impl Attacker {
         let station = &stations[to];
         let forbidden = self.random.pick(&station.forbidden);
         let place = station.arena.addr() + forbidden.offset as u64;
-        let (key, va) = match self.random.below(5) {
+        let (key, va) = match self.random.below(6) {
+            5 => (station.granted.0.rkey(), station.granted.0.addr()),
             0 => (RKey(self.random.next() as u32), place),
             // A key that is good for something else, used here.
             1 => (station.shared.rkey(), place),
@@ -139,15 +142,19 @@ impl Attacker {
                 Send | Write | WriteWithImm | ReadRequest | CompareSwap | FetchAdd | Flush | AtomicWrite | SendWithInv
             )
         };
+        // Mostly what names memory: the middle of nothing is refused before anybody looks at a key.
+        let any = self.random.chance(200_000);
+        let names = |info: &OpcodeInfo| info.extensions.intersects(Extensions::RETH | Extensions::ATOMIC_ETH);
         let info = loop {
             let info = self.random.pick(TABLE);
-            if info.service as u8 == service as u8 && touches(info.operation) {
+            if info.service as u8 == service as u8 && touches(info.operation) && (any || names(info)) {
                 break info;
             }
         };
         let opcode = Opcode::from_byte(info.code).expect("a row of the table");
         let has = |flag| info.extensions.contains(flag);
         let word = self.random.next();
+        let length = if info.operation == Operation::AtomicWrite { 8 } else { length };
         let mut headers = Headers::new(opcode, PKey::DEFAULT, qpn, psn);
         headers.bth.ack_req = true;
         headers.xrceth = has(Extensions::XRCETH).then(|| Srqn::new(word as u32));

@@ -7,6 +7,8 @@ use scalefabric_wire::Qpn;
 use scalefabric_wire::opcode::{Operation, Position, Service};
 use scalefabric_wire::packet::{Headers, Packet};
 
+use crate::station::SECRET;
+
 /// Which rule is broken. Each is meant for one checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
@@ -20,18 +22,21 @@ pub enum Rule {
     RepeatAtomic,
     /// A completion is forgotten. For the progress checker. (The harness does it: no packet is involved.)
     ForgetCompletion,
+    /// A READ brings bytes that nobody may read. For the isolation checker.
+    LeakSecret,
     /// A WRITE touches memory beyond what its key grants. For the isolation checker. (The harness does it.)
     WriteAnywhere,
 }
 
 impl Rule {
     /// All.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::AcknowledgeUnwritten,
         Self::DamagePayload,
         Self::SwapMessages,
         Self::RepeatAtomic,
         Self::ForgetCompletion,
+        Self::LeakSecret,
         Self::WriteAnywhere,
     ];
 }
@@ -91,6 +96,11 @@ impl Canary {
             {
                 let at = headers.len() + 3;
                 bytes[at] ^= 0x10;
+                true
+            }
+            (Rule::LeakSecret, Operation::ReadResponse) if payload.len() >= 16 && self.occasion(Rule::LeakSecret) => {
+                let start = headers.len();
+                bytes[start + 5..start + 5 + SECRET.len()].copy_from_slice(&SECRET);
                 true
             }
             (Rule::SwapMessages, Operation::Send) if only && payload.len() >= 8 => self.swap(to, bytes, headers),

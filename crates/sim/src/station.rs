@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use scalefabric_nic::{ManualNic, NicConfig, PortConfig};
+use scalefabric_transport::Time;
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, ProtectionDomain, Psn, QKey, QpAttr,
-    QpAttrMask, QpCap, QpInit, QpState, QpType, QueuePair, RKey, SharedReceiveQueue, SrqInit, VerbsError, XrcDomain,
+    AccessFlags, AddressVector, BindMw, CompletionQueue, Context, Gid, MemoryRegion, MemoryWindow, MwType,
+    ProtectionDomain, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, QueuePair, RKey, SendFlags,
+    SharedReceiveQueue, SrqInit, VerbsError, WcStatus, WorkCompletion, XrcDomain,
 };
 
 use crate::ledger::TARGET_LEN;
@@ -15,6 +17,10 @@ use crate::workload::ConnectionPlan;
 
 /// Bytes between the pieces of an arena that belong to nobody.
 pub const GUARD: usize = 64;
+/// Bytes that forged packets may change.
+const GRANTED_LEN: usize = 64;
+/// Bytes of a window.
+const WINDOW_LEN: usize = 64;
 /// Bytes of the regions that nothing may touch.
 pub const FORBIDDEN_LEN: usize = 256;
 /// What stands in memory that nobody may read.
@@ -35,6 +41,8 @@ pub struct Forbidden {
     pub readable: bool,
     #[allow(dead_code)] // Keeps the region.
     region: Arc<dyn MemoryRegion>,
+    #[allow(dead_code)] // Keeps the window.
+    window: Option<Arc<dyn MemoryWindow>>,
 }
 
 /// A NIC and what it holds.
@@ -56,6 +64,8 @@ pub struct Station {
     pub arena: Arc<dyn MemoryRegion>,
     /// The word that all flows add to.
     pub shared: Arc<dyn MemoryRegion>,
+    /// Memory that forged packets may change: that they do shows that the others are refused for the right reason.
+    pub granted: (Arc<dyn MemoryRegion>, usize),
     /// What attackers try to reach.
     pub forbidden: Vec<Forbidden>,
     used: usize,
@@ -84,12 +94,13 @@ impl Station {
         let nic = ManualNic::new(config, vec![Box::new(wire.port(index))], seed ^ (index as u64) << 56)?;
         let context = nic.context();
         let (pd, other_pd) = (context.alloc_pd()?, context.alloc_pd()?);
-        let length = flows * (TARGET_LEN + GUARD) + 4 * (FORBIDDEN_LEN + GUARD) + 4 * GUARD;
+        let length = flows * (TARGET_LEN + GUARD) + 8 * (FORBIDDEN_LEN + WINDOW_LEN + GUARD) + 4 * GUARD;
         let arena = pd.alloc_mr(length, AccessFlags::LOCAL_WRITE)?;
         let mut station = Self {
             send_cq: context.create_cq(CQ_ENTRIES, None, 0)?,
             recv_cq: context.create_cq(CQ_ENTRIES, None, 0)?,
             shared: arena.clone(),
+            granted: (arena.clone(), 0),
             forbidden: Vec::new(),
             used: GUARD,
             nic,
@@ -101,6 +112,7 @@ impl Station {
         let everything = everything();
         let pd = station.pd.clone();
         (station.shared, _) = station.carve(&pd, 8, everything)?;
+        station.granted = station.carve(&pd, GRANTED_LEN, everything)?;
         let other = station.other_pd.clone();
         let rows = [
             ("a region without remote rights", pd.clone(), AccessFlags::LOCAL_WRITE, false),
@@ -110,13 +122,46 @@ impl Station {
         for (name, pd, access, readable) in rows {
             let (region, offset) = station.carve(&pd, FORBIDDEN_LEN, access)?;
             if !readable {
-                for at in (0..FORBIDDEN_LEN).step_by(SECRET.len()) {
-                    station.arena.write(offset + at, &SECRET)?;
-                }
+                station.hide(offset)?;
             }
-            station.forbidden.push(Forbidden { name, rkey: region.rkey(), offset, readable, region });
+            station.forbidden.push(Forbidden { name, rkey: region.rkey(), offset, readable, region, window: None });
         }
         Ok(station)
+    }
+
+    /// Fills a forbidden piece with what nobody may read.
+    fn hide(&self, offset: usize) -> Result<(), VerbsError> {
+        for at in (0..FORBIDDEN_LEN).step_by(SECRET.len()) {
+            self.arena.write(offset + at, &SECRET)?;
+        }
+        Ok(())
+    }
+
+    /// Binds a window to the first bytes of a region; what lies behind them in the same region is forbidden.
+    pub fn bind_window(&mut self, qp: &dyn QueuePair) -> Result<(), VerbsError> {
+        let pd = self.pd.clone();
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
+        let (region, offset) = self.carve(&pd, WINDOW_LEN + FORBIDDEN_LEN, access)?;
+        let window = pd.alloc_mw(MwType::Type1)?;
+        let bind = BindMw {
+            mw: &*window,
+            rkey: RKey(0),
+            mr: Some(&*region),
+            addr: region.addr(),
+            length: WINDOW_LEN as u64,
+            access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC,
+        };
+        qp.bind_mw(0, SendFlags::SIGNALED, &bind)?;
+        self.nic.turn(Time(0));
+        let mut wc = [WorkCompletion::default()];
+        if self.send_cq.poll(&mut wc)? != 1 || wc[0].status != WcStatus::Success {
+            return Err(VerbsError::invalid(format!("the window was not bound: {:?}", wc[0].status)));
+        }
+        let (rkey, offset) = (window.rkey(), offset + WINDOW_LEN);
+        self.hide(offset)?;
+        let name = "memory behind a window";
+        self.forbidden.push(Forbidden { name, rkey, offset, readable: false, region, window: Some(window) });
+        Ok(())
     }
 
     /// Registers the next free piece of the arena.
@@ -151,6 +196,13 @@ impl Station {
         Ok(())
     }
 
+    /// Whether a forged packet has changed what it may change.
+    pub fn was_reached(&self) -> Result<bool, VerbsError> {
+        let mut bytes = [0; GRANTED_LEN];
+        self.arena.read(self.granted.1, &mut bytes)?;
+        Ok(bytes != [0; GRANTED_LEN])
+    }
+
     /// Looks at the bytes between the pieces of the arena.
     pub fn guards(&self, index: usize, pieces: &[(usize, usize)], out: &mut Vec<String>) -> Result<(), VerbsError> {
         let mut bytes = vec![0; self.used];
@@ -161,6 +213,7 @@ impl Station {
         for &(offset, length) in pieces {
             bytes[offset..offset + length].fill(0);
         }
+        bytes[self.granted.1..self.granted.1 + GRANTED_LEN].fill(0);
         // The shared word comes first.
         bytes[GUARD..GUARD + 8].fill(0);
         if let Some(at) = bytes.iter().position(|&byte| byte != 0) {

@@ -17,6 +17,16 @@ fn a_few_seeds_of_every_pattern_keep_every_promise() {
 }
 
 #[test]
+fn forged_packets_reach_what_is_granted_to_them() {
+    let pattern = Pattern::find("calm").unwrap();
+    let reached: u64 = (0..20).map(|seed| run(seed, pattern, None).map_or(0, |outcome| outcome.reached)).sum();
+    assert!(
+        reached >= 5,
+        "only {reached} NICs of 20 runs were reached: the attacker's packets are not what they should be"
+    );
+}
+
+#[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 0..12 {
         let pattern = Pattern::of_seed(seed);
@@ -66,6 +76,11 @@ fn an_atomic_that_is_done_twice_is_noticed() {
 #[test]
 fn a_completion_that_is_forgotten_is_noticed() {
     is_caught(Rule::ForgetCompletion, "progress");
+}
+
+#[test]
+fn a_secret_that_is_carried_away_is_noticed() {
+    is_caught(Rule::LeakSecret, "isolation");
 }
 
 #[test]

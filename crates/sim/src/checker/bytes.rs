@@ -1,6 +1,8 @@
 //! Bytes: what was sent is what arrived, what was written is what stands there, what was read is what stood there.
 
 use scalefabric_verbs::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use scalefabric_wire::grh::Grh;
+use scalefabric_wire::ipv4::Ipv4;
 
 use super::{Checker, Event, Remains, Violation};
 use crate::ledger::{Kind, Ledger, Op, SLOTS};
@@ -56,8 +58,11 @@ impl Checker for Bytes {
                     _ => {}
                 }
             }
-            Event::Received { flow, wc, message, .. } if wc.status == WcStatus::Success => {
+            Event::Received { flow, wc, message, grh, .. } if wc.status == WcStatus::Success => {
                 let flow = &ledger.flows[flow];
+                if let Some(grh) = grh {
+                    origin(flow, wc, grh)?;
+                }
                 if !flow.is_reliable() {
                     return whole(flow, wc, message);
                 }
@@ -107,6 +112,21 @@ impl Checker for Bytes {
         }
         Ok(())
     }
+}
+
+/// UD: the 40 bytes in front of a message tell who sent it (annex A17.9.2), over IPv4 with a right checksum.
+fn origin(flow: &crate::ledger::Flow, wc: &WorkCompletion, bytes: &[u8]) -> Result<(), Violation> {
+    let bad = |what: &str| Err(wrong(format!("flow {}: GRH of a datagram: {what}: {bytes:02x?}", flow.id)));
+    if !wc.flags.contains(WcFlags::GRH) {
+        return bad("the completion does not say that there is one");
+    }
+    let (src, dst): (std::net::IpAddr, std::net::IpAddr) = match (Grh::parse(bytes), bytes.get(20..).map(Ipv4::parse)) {
+        (Ok(grh), _) => (grh.sgid.to_ip(), grh.dgid.to_ip()),
+        (_, Some(Ok(ip))) if ip.checksum == ip.right_checksum() => (ip.src.into(), ip.dst.into()),
+        _ => return bad("neither an IPv6 header nor a valid IPv4 header"),
+    };
+    let want = |nic| crate::wire::address(nic, src.is_ipv6());
+    if (src, dst) == (want(flow.from), want(flow.to)) { Ok(()) } else { bad("other addresses") }
 }
 
 /// UC and UD: a message that arrives is one that was sent, whole.

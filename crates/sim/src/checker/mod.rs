@@ -57,6 +57,8 @@ pub enum Event<'a> {
         wc: &'a WorkCompletion,
         /// The message, without a GRH.
         message: &'a [u8],
+        /// UD: what stands in front of the message.
+        grh: Option<&'a [u8]>,
     },
 }
 

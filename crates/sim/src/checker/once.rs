@@ -39,7 +39,7 @@ impl Checker for Once {
                     )));
                 }
             }
-            Event::Received { flow, receive, wc, message } => {
+            Event::Received { flow, receive, wc, message, .. } => {
                 if !self.receives.insert(receive) {
                     return Err(wrong(format!("receive {} of queue {} completed twice", receive.1, receive.0)));
                 }
