@@ -70,7 +70,7 @@ mod handler {
 
     use libc::{c_int, c_void, siginfo_t};
 
-    use crate::memory::copy::{landing_pad, routine_range};
+    use crate::memory::copy::landing_pad;
 
     const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
     /// Different handlers that an application may install over ours before one of our functions is used twice.
@@ -122,8 +122,8 @@ mod handler {
         // A code above 0 says that the kernel raised it for what this thread did; kill(2) gives 0 or less.
         let is_fault = code > 0;
         let counter = &mut registers[libc::REG_RIP as usize];
-        if is_fault && routine_range().contains(&(*counter as usize)) {
-            *counter = landing_pad() as i64;
+        if is_fault && let Some(pad) = landing_pad(*counter as usize) {
+            *counter = pad as i64;
             return;
         }
         let successor = &SUCCESSORS[usize::from(signal == libc::SIGBUS)][function];
