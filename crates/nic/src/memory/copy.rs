@@ -384,9 +384,16 @@ mod x86_64 {
     /// The fastest routine for the length.
     #[inline]
     pub unsafe fn copy_in(to: *mut u8, from: *const u8, length: usize) -> u32 {
+        // SAFETY: as the caller says.
+        unsafe { if length < WIDE { narrow_copy_in(to, from, length) } else { long_copy_in(to, from, length) } }
+    }
+
+    // Not inline: the question for AVX would swell each caller.
+    #[inline(never)]
+    unsafe fn long_copy_in(to: *mut u8, from: *const u8, length: usize) -> u32 {
         // SAFETY: as the caller says; AVX is there.
         unsafe {
-            if length >= WIDE && std::arch::is_x86_feature_detected!("avx") {
+            if std::arch::is_x86_feature_detected!("avx") {
                 wide_copy_in(to, from, length)
             } else {
                 narrow_copy_in(to, from, length)
@@ -397,9 +404,16 @@ mod x86_64 {
     /// The fastest routine for the length.
     #[inline]
     pub unsafe fn copy_out(to: *mut u8, from: *const u8, length: usize) -> u32 {
+        // SAFETY: as the caller says.
+        unsafe { if length < WIDE { narrow_copy_out(to, from, length) } else { long_copy_out(to, from, length) } }
+    }
+
+    // Not inline: the question for AVX would swell each caller.
+    #[inline(never)]
+    unsafe fn long_copy_out(to: *mut u8, from: *const u8, length: usize) -> u32 {
         // SAFETY: as the caller says; AVX is there.
         unsafe {
-            if length >= WIDE && std::arch::is_x86_feature_detected!("avx") {
+            if std::arch::is_x86_feature_detected!("avx") {
                 wide_copy_out(to, from, length)
             } else {
                 narrow_copy_out(to, from, length)

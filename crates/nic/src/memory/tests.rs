@@ -597,7 +597,7 @@ fn registration_and_traffic_run_side_by_side() {
     let thread = std::thread::spawn({
         let (table, stop, shared) = (table.clone(), stop.clone(), shared.clone());
         move || {
-            for _ in 0..2000 {
+            for _ in 0..300 {
                 let region = table.allocate(PD, 4096, ALL).expect("memory");
                 *shared.lock().expect("whole") = (region.rkey(), region.addr());
                 std::thread::yield_now();
