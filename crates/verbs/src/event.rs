@@ -64,20 +64,24 @@ const NO_SM: Produced = Produced::No("RoCE has no subnet manager and no LIDs.");
 
 events! {
     CqErr "CQ_ERR" "CQ error"
-        "A completion queue overran: a completion came and there was no room. Completions are lost and the QPs that use it go to ERR."
+        "A completion queue overran: a completion came and there was no room. Completions are lost and the QPs \
+         that use it go to ERR."
         "Destroy it. Make CQs as large as the sum of the queues that complete into them, or poll before posting more."
         Produced::Yes;
     QpFatal "QP_FATAL" "local work queue catastrophic error"
-        "A QP could not go on and could not say why in a completion: its CQ overran, or a receive broke with nothing to complete."
+        "A QP could not go on and could not say why in a completion: its CQ overran, or a receive broke with \
+         nothing to complete."
         "Destroy the QP, or bring it back through RESET. The CQ's state and earlier events tell the reason."
         Produced::Yes;
     QpReqErr "QP_REQ_ERR" "invalid request local work queue error"
-        "As responder, the QP refused a request that was wrong in itself (opcode out of sequence, too long, unsupported) and went to ERR."
+        "As responder, the QP refused a request that was wrong in itself (opcode out of sequence, too long, \
+         unsupported) and went to ERR."
         "Look at the peer: its completion has REM_INV_REQ_ERR. Then reset and reconnect."
         Produced::Yes;
     QpAccessErr "QP_ACCESS_ERR" "local access violation work queue error"
         "As responder, the QP refused a request for its rkey, range or rights and went to ERR."
-        "Compare the rkey and addresses that were given to the peer with the regions; its completion has REM_ACCESS_ERR. Then reset \
+        "Compare the rkey and addresses that were given to the peer with the regions; its completion has \
+         REM_ACCESS_ERR. Then reset \
          and reconnect."
         Produced::Yes;
     CommEst "COMM_EST" "communication established"
@@ -93,7 +97,8 @@ events! {
         "Load a new alternate path and set REARM, so that the next failure can be survived, too."
         Produced::Yes;
     PathMigErr "PATH_MIG_ERR" "path migration request error"
-        "A migration was asked for that this side could not follow: the packet's path is not the alternate path that was loaded."
+        "A migration was asked for that this side could not follow: the packet's path is not the alternate path \
+         that was loaded."
         "Check that both sides loaded the same alternate path (LAP/APR), and its port and GIDs."
         Produced::Yes;
     DeviceFatal "DEVICE_FATAL" "local catastrophic error"

@@ -76,19 +76,24 @@ const NO_TM: Produced = Produced::No("Tag matching is an mlx5 extension that thi
 
 statuses! {
     Success "SUCCESS" "success"
-        "The work request did what it should. For a send: the peer has acknowledged it (RC, XRC) or it has left (UC, UD)."
+        "The work request did what it should. For a send: the peer has acknowledged it (RC, XRC) or it has left \
+         (UC, UD)."
         "Nothing. The buffers are yours again."
         Produced::Yes;
     LocLenErr "LOC_LEN_ERR" "local length error"
-        "A message does not fit. Receive: the message was longer than the posted buffer, or its length contradicts its RETH. \
+        "A message does not fit. Receive: the message was longer than the posted buffer, or its length \
+         contradicts its RETH. \
          Send: it is longer than 2^31 bytes, or, on UD, than the path MTU."
-        "Receive side: byte count of the posted SGL against what the sender sends (UD: 40 bytes more for the GRH). Send side: \
+        "Receive side: byte count of the posted SGL against what the sender sends (UD: 40 bytes more for the \
+         GRH). Send side: \
          the SGL's sum; for UD the port's active MTU."
         Produced::Yes;
     LocQpOpErr "LOC_QP_OP_ERR" "local QP operation error"
-        "The QP found the work request inconsistent when it came to execute it: an operation that its type does not have, an \
+        "The QP found the work request inconsistent when it came to execute it: an operation that its type does \
+         not have, an \
          SGL that does not fit the operation, an invalidate of a key that may not be invalidated."
-        "The WR against the table of operations; for LOCAL_INV: is the key a type 2 window of this QP, or a region that is \
+        "The WR against the table of operations; for LOCAL_INV: is the key a type 2 window of this QP, or a \
+         region that is \
          allowed to be invalidated?"
         Produced::Yes;
     LocEecOpErr "LOC_EEC_OP_ERR" "local EE context operation error"
@@ -96,61 +101,79 @@ statuses! {
         "Not seen here."
         NO_RD;
     LocProtErr "LOC_PROT_ERR" "local protection error"
-        "An SGE of this work request names memory that it may not: unknown or stale lkey, another PD, bytes beyond the region, a \
+        "An SGE of this work request names memory that it may not: unknown or stale lkey, another PD, bytes \
+         beyond the region, a \
          region without LOCAL_WRITE that had to be written, or memory that is no longer mapped."
-        "lkey, address and length of each SGE against its region; the PD of region and QP; whether the region was deregistered \
+        "lkey, address and length of each SGE against its region; the PD of region and QP; whether the region was \
+         deregistered \
          or its pages unmapped while the WR was outstanding."
         Produced::Yes;
     WrFlushErr "WR_FLUSH_ERR" "Work Request Flushed Error"
         "The work request was not carried out (or not to its end), because the QP was in ERR, or in SQE for sends."
-        "The first completion of this QP that is not a flush tells the reason; without one, somebody moved the QP to ERR, or an \
+        "The first completion of this QP that is not a flush tells the reason; without one, somebody moved the QP \
+         to ERR, or an \
          asynchronous event tells. For sends: whether the peer carried it out is unknown."
         Produced::Yes;
     MwBindErr "MW_BIND_ERR" "memory management operation error"
-        "A window could not be bound: region without MW_BIND, rights that the region lacks, bytes beyond it, another PD, or a \
+        "A window could not be bound: region without MW_BIND, rights that the region lacks, bytes beyond it, \
+         another PD, or a \
          key that does not belong to the window."
-        "Access flags of the region (MW_BIND, and LOCAL_WRITE for remote writes and atomics), the range, the PDs, and for type 2 \
+        "Access flags of the region (MW_BIND, and LOCAL_WRITE for remote writes and atomics), the range, the PDs, \
+         and for type 2 \
          the low 8 bits of the new rkey: all other bits must be the window's own."
         Produced::Yes;
     BadRespErr "BAD_RESP_ERR" "bad response error"
-        "The peer answered with something that does not fit the request: a response of an unexpected kind or length, a reserved \
+        "The peer answered with something that does not fit the request: a response of an unexpected kind or \
+         length, a reserved \
          syndrome, or an acknowledgement of what was never sent."
-        "The peer's implementation. A capture shows the offending packet; a mismatch of path MTU between the two ends is a common \
+        "The peer's implementation. A capture shows the offending packet; a mismatch of path MTU between the two \
+         ends is a common \
          reason for READ responses of the wrong length."
         Produced::Yes;
     LocAccessErr "LOC_ACCESS_ERR" "local access error"
-        "Receive side: the peer's RDMA WRITE with immediate had an rkey, range or right that this side does not grant, after a \
+        "Receive side: the peer's RDMA WRITE with immediate had an rkey, range or right that this side does not \
+         grant, after a \
          receive had been taken for it; or a SEND with invalidate named a key that may not be invalidated."
-        "The rkey and range that the peer was given, the region's access flags, the QP's qp_access_flags. The peer sees \
+        "The rkey and range that the peer was given, the region's access flags, the QP's qp_access_flags. The \
+         peer sees \
          REM_ACCESS_ERR."
         Produced::Yes;
     RemInvReqErr "REM_INV_REQ_ERR" "remote invalid request error"
-        "The peer answered with a NAK for an invalid request: the message does not fit its receive buffer, the operation is not \
+        "The peer answered with a NAK for an invalid request: the message does not fit its receive buffer, the \
+         operation is not \
          supported or not enabled there, too many READs or atomics are outstanding, or an atomic is not aligned."
-        "The peer's receive buffer size; its max_dest_rd_atomic against our max_rd_atomic; 8-byte alignment of atomics; its \
+        "The peer's receive buffer size; its max_dest_rd_atomic against our max_rd_atomic; 8-byte alignment of \
+         atomics; its \
          qp_access_flags."
         Produced::Yes;
     RemAccessErr "REM_ACCESS_ERR" "remote access error"
-        "The peer answered with a NAK for remote access: rkey unknown or stale, address range beyond the region or window, the \
+        "The peer answered with a NAK for remote access: rkey unknown or stale, address range beyond the region \
+         or window, the \
          right not granted, or another PD."
-        "rkey and address as exchanged (byte order!), length, the peer's access flags for region and QP, and whether the region \
+        "rkey and address as exchanged (byte order!), length, the peer's access flags for region and QP, and \
+         whether the region \
          was deregistered or the window rebound."
         Produced::Yes;
     RemOpErr "REM_OP_ERR" "remote operation error"
-        "The peer could not complete the operation for a reason of its own: its receive buffer failed with a local error, or \
+        "The peer could not complete the operation for a reason of its own: its receive buffer failed with a \
+         local error, or \
          memory that it had granted went away."
-        "The peer's completion queue: its receive completed with LOC_PROT_ERR or the like. Then its lkeys and mappings."
+        "The peer's completion queue: its receive completed with LOC_PROT_ERR or the like. Then its lkeys and \
+         mappings."
         Produced::Yes;
     RetryExcErr "RETRY_EXC_ERR" "transport retry counter exceeded"
-        "No acknowledgement came, or sequence errors did not end, within retry_cnt repetitions: timeout x (retry_cnt + 1) passed in \
+        "No acknowledgement came, or sequence errors did not end, within retry_cnt repetitions: timeout x \
+         (retry_cnt + 1) passed in \
          silence."
-        "Is the peer alive and its QP in RTR or RTS? Is dest_qp_num right, are GIDs, P_Keys and VLAN those of the peer? Does UDP \
+        "Is the peer alive and its QP in RTR or RTS? Is dest_qp_num right, are GIDs, P_Keys and VLAN those of the \
+         peer? Does UDP \
          port 4791 pass the firewalls? Path MTU larger than the network's? On a lossy network raise timeout and retry_cnt. The \
          peer's drop counters tell what arrived and why it was refused."
         Produced::Yes;
     RnrRetryExcErr "RNR_RETRY_EXC_ERR" "RNR retry counter exceeded"
         "The peer had no receive posted, rnr_retry times in a row."
-        "Post more receives, or earlier; flow control in the application; a longer min_rnr_timer at the peer; rnr_retry 7 waits \
+        "Post more receives, or earlier; flow control in the application; a longer min_rnr_timer at the peer; \
+         rnr_retry 7 waits \
          for ever."
         Produced::Yes;
     LocRddViolErr "LOC_RDD_VIOL_ERR" "local RDD violation error"
@@ -175,10 +198,12 @@ statuses! {
         NO_RD;
     FatalErr "FATAL_ERR" "fatal error"
         "The device failed while the work request was outstanding: nothing more can be said about it."
-        "The device's asynchronous events (DEVICE_FATAL), its interface and the log. Open the device again and make everything anew."
+        "The device's asynchronous events (DEVICE_FATAL), its interface and the log. Open the device again and \
+         make everything anew."
         Produced::Yes;
     RespTimeoutErr "RESP_TIMEOUT_ERR" "response timeout error"
-        "A leftover of the enumeration: no clause of the standard leads to it, and RC reports a silent peer as RETRY_EXC_ERR."
+        "A leftover of the enumeration: no clause of the standard leads to it, and RC reports a silent peer as \
+         RETRY_EXC_ERR."
         "As for RETRY_EXC_ERR."
         Produced::No("The standard has no such completion; a silent peer is RETRY_EXC_ERR.");
     GeneralErr "GENERAL_ERR" "general error"
