@@ -105,12 +105,6 @@ pub fn check_values(
     if mask.contains(QpAttrMask::PATH_MIG_STATE) {
         check_migration(current, attr, mask)?;
     }
-    if mask.contains(QpAttrMask::DEST_QPN) && attr.dest_qp_num.get() <= 1 {
-        return Err(VerbsError::invalid(format!(
-            "dest_qp_num {} is a management QP: give the peer's own QPN",
-            attr.dest_qp_num
-        )));
-    }
     if mask.contains(QpAttrMask::CUR_STATE)
         && !matches!(attr.cur_qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     {

@@ -312,7 +312,7 @@ fn at_the_edge() -> QpAttr {
         path_mtu: Mtu::Mtu1024,
         path_mig_state: MigState::Rearm,
         dest_qp_num: Qpn::new(2),
-        qp_access_flags: AccessFlags::REMOTE | AccessFlags::LOCAL_WRITE,
+        qp_access_flags: AccessFlags::all(),
         ah_attr: av,
         alt_ah_attr: AddressVector { port_num: 2, ..av },
         pkey_index: 1,
@@ -337,7 +337,7 @@ fn values_at_the_edge_pass_and_one_step_beyond_fail_by_name() {
         ("port_num 3", QpAttrMask::PORT, |a| a.port_num = 3),
         ("port_num 0", QpAttrMask::PORT, |a| a.port_num = 0),
         ("pkey_index 2", QpAttrMask::PKEY_INDEX, |a| a.pkey_index = 2),
-        ("ZERO_BASED", QpAttrMask::ACCESS_FLAGS, |a| a.qp_access_flags = AccessFlags::ZERO_BASED),
+        ("0x400", QpAttrMask::ACCESS_FLAGS, |a| a.qp_access_flags = AccessFlags::from_bits_retain(0x400)),
         ("timeout 32", QpAttrMask::TIMEOUT, |a| a.timeout = 32),
         ("retry_cnt 8", QpAttrMask::RETRY_CNT, |a| a.retry_cnt = 8),
         ("rnr_retry 8", QpAttrMask::RNR_RETRY, |a| a.rnr_retry = 8),
@@ -360,7 +360,6 @@ fn values_at_the_edge_pass_and_one_step_beyond_fail_by_name() {
         ("alt_ah_attr.dgid", QpAttrMask::ALT_PATH, |a| a.alt_ah_attr.dgid = Gid::ZERO),
         ("ARMED", QpAttrMask::PATH_MIG_STATE, |a| a.path_mig_state = MigState::Armed),
         ("without an alternate path", QpAttrMask::PATH_MIG_STATE, |_| {}),
-        ("dest_qp_num", QpAttrMask::DEST_QPN, |a| a.dest_qp_num = Qpn::new(1)),
         ("cur_qp_state", QpAttrMask::CUR_STATE, |a| a.cur_qp_state = QpState::Init),
     ];
     let current = QpAttr::default();
