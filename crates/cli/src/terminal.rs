@@ -1,7 +1,26 @@
 //! What goes to a person at a terminal: colours and a progress line. Neither appears when the output is a file or a pipe,
 //! and colours not when `NO_COLOR` is set.
 
-use std::io::{IsTerminal, Write};
+use std::fmt;
+use std::io::{ErrorKind, IsTerminal, Write};
+
+/// Prints a line on standard output. Unlike `println!` it does not mind a reader that has gone (`| head`).
+macro_rules! say {
+    ($($argument:tt)*) => { $crate::terminal::print(format_args!("{}\n", format_args!($($argument)*))) };
+}
+pub(crate) use say;
+
+/// Prints on standard output. A closed pipe is nobody's fault: the rest is for nobody, and the work goes on, since a demo
+/// still has namespaces to remove. Any other failure (a full disk) ends the program with 1.
+pub fn print(text: fmt::Arguments<'_>) {
+    match std::io::stdout().write_fmt(text) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("sfab: standard output: {error}");
+            std::process::exit(1);
+        }
+        _ => {}
+    }
+}
 
 /// Green or red on a terminal.
 pub fn verdict(good: bool, text: &str) -> String {

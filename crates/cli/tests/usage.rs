@@ -45,3 +45,19 @@ fn each_counter_is_explained() {
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("CRC"));
 }
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    for command in [&["counters", "--explain"][..], &["devices"], &["gids"], &["decode", "--help"]] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sfab"))
+            .args(command)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("sfab starts");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("sfab ends");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!told.contains("panicked"), "{command:?}: {told}");
+    }
+}

@@ -12,6 +12,7 @@ use crate::demo::step::Transport;
 use crate::failure::{During, Failure};
 use crate::software::{self, SoftwareOptions};
 use crate::terminal::Progress;
+use crate::terminal::say;
 use crate::units::rate;
 use clap::Args;
 use peer::{Answer, Order, Peer};
@@ -71,7 +72,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     drop(progress);
     if options.json {
-        println!("{:#}", summary.as_json());
+        say!("{:#}", summary.as_json());
     } else {
         summary.print();
     }

@@ -1,6 +1,7 @@
 //! Medians, spreads and ratios of repeated measurements.
 
 use crate::table::{Align, Table};
+use crate::terminal::say;
 use serde_json::json;
 use std::time::Duration;
 
@@ -126,14 +127,14 @@ impl Summary {
         for (quantity, values) in &self.values {
             table.row(row(quantity.name().to_owned(), values, quantity.unit()));
         }
-        println!("{table}");
+        say!("{table}");
         let mut table = Table::new(&[&head[..4], &[("aim", Align::Left)]].concat());
         for (over, under, aim) in RATIOS {
             if let Some(ratios) = self.ratios(*over, *under) {
                 table.row(row(format!("{} / {}", over.name(), under.name()), &ratios, aim));
             }
         }
-        print!("{table}");
+        crate::terminal::print(format_args!("{table}"));
     }
 
     /// The same as JSON.

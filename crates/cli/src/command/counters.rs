@@ -2,6 +2,7 @@
 
 use crate::failure::{During, Failure};
 use crate::software::{self, SoftwareOptions};
+use crate::terminal::say;
 use clap::Args;
 use scalefabric_transport::{Counter, DropReason};
 use serde_json::json;
@@ -33,14 +34,14 @@ pub struct Options {
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     if options.page {
-        print!("{}", page());
+        crate::terminal::print(format_args!("{}", page()));
         return Ok(());
     }
     if let Some(name) = &options.explain {
         let meaning = meaning(name).ok_or_else(|| {
             Failure::usage(format!("no counter is called `{name}`; `sfab counters --all` lists them"))
         })?;
-        println!("{name}: {meaning}");
+        say!("{name}: {meaning}");
         return Ok(());
     }
     let mut ports = Vec::new();
@@ -58,16 +59,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             let values: serde_json::Map<_, _> = values.into_iter().map(|(name, value)| (name, json!(value))).collect();
             json!({ "device": device, "port": port, "counters": values })
         });
-        println!("{:#}", ports.collect::<serde_json::Value>());
+        say!("{:#}", ports.collect::<serde_json::Value>());
         return Ok(());
     }
     for (device, port, values) in ports {
-        println!("{device} port {port}");
+        say!("{device} port {port}");
         if values.is_empty() {
-            println!("  all counters are 0");
+            say!("  all counters are 0");
         }
         for (name, value) in values {
-            println!("  {name:<28} {value:>14}  {}", meaning(&name).unwrap_or_default());
+            say!("  {name:<28} {value:>14}  {}", meaning(&name).unwrap_or_default());
         }
     }
     Ok(())

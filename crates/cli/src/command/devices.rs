@@ -3,6 +3,7 @@
 use crate::command::gids::groups;
 use crate::failure::{During, Failure};
 use crate::software::{self, SoftwareOptions};
+use crate::terminal::say;
 use clap::Args;
 use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PortAttr, PortState};
 use serde_json::{Map, Value, json};
@@ -61,13 +62,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         if options.json {
             all.push(described);
         } else {
-            println!("hca_id:\t{}", context.device().name);
+            say!("hca_id:\t{}", context.device().name);
             show(&described, 1);
-            println!();
+            say!("");
         }
     }
     if options.json {
-        println!("{:#}", Value::from(all));
+        say!("{:#}", Value::from(all));
     }
     Ok(())
 }
@@ -76,11 +77,11 @@ fn list(as_json: bool) -> Result<(), Failure> {
     let devices = software::provider(&SoftwareOptions::default())?.devices().during(|| "list the devices")?;
     if as_json {
         let devices = devices.iter().map(|d| json!({ "name": d.name, "interfaces": d.interfaces }));
-        println!("{:#}", devices.collect::<Value>());
+        say!("{:#}", devices.collect::<Value>());
         return Ok(());
     }
     for device in devices {
-        println!("{:<16} {}", device.name, device.interfaces.join(" "));
+        say!("{:<16} {}", device.name, device.interfaces.join(" "));
     }
     Ok(())
 }
@@ -250,12 +251,12 @@ fn show(value: &Value, depth: usize) {
             ("hca_id" | "port", _) => {}
             ("ports", Value::Array(ports)) => {
                 for port in ports {
-                    println!("{tabs}\tport:\t{}", port["port"]);
+                    say!("{tabs}\tport:\t{}", port["port"]);
                     show(port, depth + 2);
                 }
             }
-            (_, Value::Array(lines)) => lines.iter().for_each(|line| println!("{tabs}\t{}", plain(line))),
-            _ => println!("{tabs}{:<28}{}", format!("{name}:"), plain(field)),
+            (_, Value::Array(lines)) => lines.iter().for_each(|line| say!("{tabs}\t{}", plain(line))),
+            _ => say!("{tabs}{:<28}{}", format!("{name}:"), plain(field)),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::failure::{During, Failure};
 use crate::software::{self, SoftwareOptions};
 use crate::table::{Align, Table};
+use crate::terminal::say;
 use clap::Args;
 use serde_json::json;
 
@@ -48,9 +49,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     if options.json {
-        println!("{:#}", serde_json::Value::from(entries));
+        say!("{:#}", serde_json::Value::from(entries));
     } else {
-        print!("{table}");
+        crate::terminal::print(format_args!("{table}"));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::demo::Options;
 use crate::demo::event::Measured;
 use crate::terminal;
+use crate::terminal::say;
 use crate::units;
 use serde_json::json;
 use std::time::Duration;
@@ -49,30 +50,30 @@ impl Report {
     pub fn stream(&mut self, measured: &Measured) {
         if !std::mem::replace(&mut self.head_shown, true) {
             for (side, device, gid, path_mtu) in &self.ports {
-                println!("{side:<10} {device}, GID {gid}, path MTU {path_mtu}");
+                say!("{side:<10} {device}, GID {gid}, path MTU {path_mtu}");
             }
-            println!();
-            println!("{}", line(&["operation", "size", "median", "p99", "bandwidth", "messages", "verified"]));
+            say!("");
+            say!("{}", line(&["operation", "size", "median", "p99", "bandwidth", "messages", "verified"]));
         }
-        println!("{}", line(&cells(measured).each_ref().map(String::as_str)));
+        say!("{}", line(&cells(measured).each_ref().map(String::as_str)));
     }
 
     /// Prints what is left to say.
     pub fn print(&self) {
         if self.json {
-            println!("{:#}", self.as_json());
+            say!("{:#}", self.as_json());
             return;
         }
-        println!();
-        println!("Latency on RC is from post to completion, on UC and UD half of there and back.");
+        say!("");
+        say!("Latency on RC is from post to completion, on UC and UD half of there and back.");
         if !self.faults.is_empty() {
-            println!("Faults: {}.", self.faults.join(", "));
+            say!("Faults: {}.", self.faults.join(", "));
         }
         for (side, values) in &self.counters {
             let whose = if self.counters.len() > 1 { format!("Counters of the {side}") } else { "Counters".to_owned() };
-            println!("{whose}, change during the demo:");
+            say!("{whose}, change during the demo:");
             for (name, value) in values {
-                println!("  {name:<32} {value}");
+                say!("  {name:<32} {value}");
             }
         }
         let messages: u64 = self.rows.iter().map(|row| row.messages).sum();
@@ -82,7 +83,7 @@ impl Report {
         if lost > 0 {
             sentence += &format!("; {lost} datagrams or unreliable messages lost on the way, which UC and UD allow");
         }
-        println!("{}: {sentence}.", terminal::verdict(true, "ok"));
+        say!("{}: {sentence}.", terminal::verdict(true, "ok"));
     }
 
     fn as_json(&self) -> serde_json::Value {
