@@ -16,13 +16,14 @@ use std::sync::Arc;
 
 use scalefabric_transport::host::Incoming;
 use scalefabric_transport::{Counter, DropReason, Next, Time};
-use scalefabric_verbs::{AsyncEvent, Gid, QpState, QpType, Qpn, WcStatus};
+use scalefabric_verbs::{Gid, QpState, QpType, Qpn, WcStatus};
 use scalefabric_wire::packet::Packet;
 
-use crate::completion::{Channel, EventQueue};
+use crate::completion::Channel;
 use crate::config::{Budget, NicConfig};
 use crate::counters::{Batch, CountersHandle};
 use crate::egress::Egress;
+use crate::events::{Events, Listeners};
 use crate::host::{Fabric, QpHost};
 use crate::ingress::{GsiDatagram, Handover, Ingress, Sorted};
 use crate::memory::{Access, Accessor};
@@ -77,12 +78,7 @@ pub(crate) struct Nic {
 
 impl Engine {
     /// An engine for a device. `counters` has a block for each port.
-    pub fn new(
-        config: &NicConfig,
-        accessor: Accessor,
-        events: Arc<EventQueue<AsyncEvent>>,
-        counters: Vec<CountersHandle>,
-    ) -> Self {
+    pub fn new(config: &NicConfig, accessor: Accessor, counters: Vec<CountersHandle>) -> Self {
         let ports = config.ports.len();
         let max_qp = (config.attr.max_qp as usize).min(65_535);
         let fabric = Fabric {
@@ -91,8 +87,7 @@ impl Engine {
             batches: (0..ports).map(|_| Batch::default()).collect(),
             cqs: Slots::new(0, config.attr.max_cq as usize, 0),
             srqs: Slots::new(1, (config.attr.max_srq as usize).min(65_535), 0),
-            events,
-            events_pushed: false,
+            listeners: Listeners::default(),
             wakes: VecDeque::with_capacity(64),
             overruns: Vec::with_capacity(16),
             datagrams: Fabric::datagram_routes(),
@@ -174,13 +169,14 @@ impl Engine {
         &mut self.nic
     }
 
-    /// Channels to wake now that the turn is over, and whether asynchronous events are among what was pushed.
+    /// A channel to wake now that the turn is over.
     pub(crate) fn next_wake(&mut self) -> Option<Arc<Channel>> {
         self.nic.fabric.wakes.pop_front()
     }
 
-    pub(crate) fn take_events_pushed(&mut self) -> bool {
-        core::mem::take(&mut self.nic.fabric.events_pushed)
+    /// The same for contexts that have asynchronous events.
+    pub(crate) fn next_event_wake(&mut self) -> Option<Arc<Events>> {
+        self.nic.fabric.listeners.next_wake()
     }
 }
 

@@ -13,15 +13,15 @@ use scalefabric_transport::host::{
 use scalefabric_transport::{Counter, DropReason, Time};
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{
-    AddressVector, AsyncEvent, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, Qpn, RKey, Srqn, WcStatus,
-    WorkCompletion,
+    AddressVector, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, Qpn, RKey, Srqn, WcStatus, WorkCompletion,
 };
 use scalefabric_wire::packet::pad_count;
 
-use crate::completion::{Channel, EventQueue, Pushed};
+use crate::completion::{Channel, Pushed};
 use crate::counters::Batch;
 use crate::egress::{Egress, Way};
 use crate::engine::entry::{CqEntry, NO_CQ, QpSide, Route, Slots, SrqShared};
+use crate::events::Listeners;
 use crate::memory::{Access, PdId, Peer};
 use crate::port::Port;
 use crate::tables::Tables;
@@ -41,10 +41,8 @@ pub struct Fabric {
     pub cqs: Slots<CqEntry>,
     /// SRQs by the lower 16 bits of their number.
     pub srqs: Slots<Arc<SrqShared>>,
-    /// Asynchronous events.
-    pub events: Arc<EventQueue<AsyncEvent>>,
-    /// Something was pushed to `events` in this turn.
-    pub events_pushed: bool,
+    /// Who hears of asynchronous events.
+    pub listeners: Listeners,
     /// Channels to wake after the turn; a channel may stand here twice, which costs one look.
     pub wakes: VecDeque<Arc<Channel>>,
     /// CQs that overran in this turn.
@@ -65,14 +63,9 @@ impl Fabric {
         vec![(Qpn::new(0), Route::none()); DATAGRAM_ROUTES].into_boxed_slice()
     }
 
-    fn push_event(&mut self, event_type: EventType, subject: EventSubject) {
-        self.events.push(AsyncEvent { event_type, subject });
-        self.events_pushed = true;
-    }
-
     /// Raises an event that concerns a port.
     pub fn port_event(&mut self, event_type: EventType, port_num: u8) {
-        self.push_event(event_type, EventSubject::Port(port_num));
+        self.listeners.tell_all(event_type, EventSubject::Port(port_num));
     }
 
     /// Places a completion; true if the CQ has overrun.
@@ -89,7 +82,7 @@ impl Fabric {
             self.wakes.push_back(channel.clone());
         }
         if overrun {
-            self.push_event(EventType::CqErr, EventSubject::CompletionQueue(cq));
+            self.listeners.tell(&entry.events, EventType::CqErr, EventSubject::CompletionQueue(cq));
             self.overruns.push(cq);
         }
         overrun
@@ -312,7 +305,9 @@ impl Host for QpHost<'_, '_> {
         let srqn = srq.srqn;
         let taken = srq.ring.take();
         if let Some((_, true)) = taken {
-            self.fabric.push_event(EventType::SrqLimitReached, EventSubject::SharedReceiveQueue(srqn));
+            let events = srq.events.clone();
+            let subject = EventSubject::SharedReceiveQueue(srqn);
+            self.fabric.listeners.tell(&events, EventType::SrqLimitReached, subject);
         }
         let wqe = taken.map(|(wqe, _)| wqe);
         if wqe.is_some() {
@@ -451,7 +446,7 @@ impl Host for QpHost<'_, '_> {
 
     fn event(&mut self, event: EventType) {
         let qpn = self.side.shared.qpn;
-        self.fabric.push_event(event, EventSubject::QueuePair(qpn));
+        self.fabric.listeners.tell(&self.side.events, event, EventSubject::QueuePair(qpn));
     }
 
     fn count(&mut self, counter: Counter, n: u64) {

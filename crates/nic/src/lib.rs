@@ -11,6 +11,7 @@ pub mod counters;
 pub mod discovery;
 pub mod egress;
 pub mod engine;
+pub mod events;
 pub mod host;
 pub mod ingress;
 pub mod manual;

@@ -40,7 +40,7 @@ impl ManualNic {
             z ^ (z >> 31)
         });
         let core = Core::manual(config, ports, handles, Seed(words))?;
-        let context = NicContext::new(&core);
+        let context = NicContext::new(&core)?;
         Ok(Self { core, context, counters })
     }
 

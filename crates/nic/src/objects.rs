@@ -21,6 +21,7 @@ pub use context::NicContext;
 pub use memory_region::{MrObject, MwObject};
 pub use protection_domain::PdObject;
 pub use queue_pair::QpObject;
+pub(crate) use quota::Registry;
 pub use shared_receive_queue::SrqObject;
 pub use xrc_domain::XrcdObject;
 

@@ -74,12 +74,12 @@ impl SoftwareProvider {
         if let Some(device) = open.get(name).and_then(Weak::upgrade)
             && let Some(core) = device.core.upgrade()
         {
-            return Ok(SoftwareContext::new(device, &core));
+            return Ok(SoftwareContext::new(device, &core)?);
         }
         let plan = discovery::find(self.plans()?, name)?;
         let (device, core) = OpenDevice::open(&plan, &self.options)?;
         open.insert(name.to_owned(), Arc::downgrade(&device));
-        Ok(SoftwareContext::new(device, &core))
+        Ok(SoftwareContext::new(device, &core)?)
     }
 }
 
@@ -222,8 +222,8 @@ pub struct SoftwareContext {
 }
 
 impl SoftwareContext {
-    fn new(device: Arc<OpenDevice>, core: &Arc<Core>) -> Arc<Self> {
-        Arc::new(Self { inner: NicContext::new(core), device })
+    fn new(device: Arc<OpenDevice>, core: &Arc<Core>) -> Result<Arc<Self>, VerbsError> {
+        Ok(Arc::new(Self { inner: NicContext::new(core)?, device }))
     }
 
     /// The engine behind it.

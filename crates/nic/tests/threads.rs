@@ -28,7 +28,7 @@ fn sides() -> [Side; 2] {
         let counters = Arc::new(PortCounters::default());
         let port: Box<dyn Port> = Box::new(wire.port(&[ip(n)]));
         let core = Core::new(config, vec![port], vec![counters.clone()]).unwrap();
-        let ctx: Arc<dyn Context> = NicContext::new(&core);
+        let ctx: Arc<dyn Context> = NicContext::new(&core).unwrap();
         let pd = ctx.alloc_pd().unwrap();
         Side { ctx, counters, pd }
     })

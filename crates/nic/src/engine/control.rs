@@ -16,6 +16,7 @@ use scalefabric_verbs::{
 use super::entry::{CqEntry, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
 use super::{Engine, Nic, takes_multicast};
 use crate::completion::{Channel, Producer};
+use crate::events::Events;
 use crate::host::{flow_of, make_route};
 use crate::memory::{Access, PdId};
 use crate::port::Port;
@@ -30,6 +31,7 @@ pub(crate) struct NewQp {
     pub(crate) recv_cq: u32,
     pub(crate) srq: Option<Arc<SrqShared>>,
     pub(crate) xrcd: Option<u32>,
+    pub(crate) events: Arc<Events>,
     pub(crate) cap: QpCap,
     pub(crate) sq_sig_all: bool,
     pub(crate) send: Option<SendRing>,
@@ -111,9 +113,14 @@ impl Nic {
 
     // ---- completion queues ----
 
-    pub(crate) fn add_cq(&mut self, producer: Producer, channel: Option<Arc<Channel>>) -> Result<u32, VerbsError> {
+    pub(crate) fn add_cq(
+        &mut self,
+        producer: Producer,
+        channel: Option<Arc<Channel>>,
+        events: Arc<Events>,
+    ) -> Result<u32, VerbsError> {
         let limit = self.config.attr.max_cq as usize;
-        let index = self.fabric.cqs.insert(|_| CqEntry { producer, channel, users: 0 });
+        let index = self.fabric.cqs.insert(|_| CqEntry { producer, channel, events, users: 0 });
         self.fabric.wakes.reserve(self.fabric.cqs.len().saturating_sub(self.fabric.wakes.len()));
         self.fabric.overruns.reserve(self.fabric.cqs.len());
         index.map(|i| i as u32).ok_or_else(|| full("completion queues", limit))
@@ -153,13 +160,14 @@ impl Nic {
         &mut self,
         pd: PdId,
         xrc: Option<(u32, u32)>,
+        events: Arc<Events>,
         ring: impl FnOnce(Srqn) -> SharedRecvRing,
     ) -> Result<Arc<SrqShared>, VerbsError> {
         let slot = u32::from(self.config.slot) << 16;
         let limit = self.config.attr.max_srq as usize;
         let index = self.fabric.srqs.insert(|index| {
             let srqn = Srqn::new(slot | index as u32);
-            Arc::new(SrqShared { srqn, ring: ring(srqn), pd, xrc, users: AtomicU32::new(0) })
+            Arc::new(SrqShared { srqn, ring: ring(srqn), pd, xrc, events, users: AtomicU32::new(0) })
         });
         let index = index.ok_or_else(|| full("shared receive queues", limit))?;
         if let Some((_, cq)) = xrc {
@@ -199,6 +207,7 @@ impl Nic {
                     recv_cq: new.recv_cq,
                     srq: new.srq,
                     xrcd: new.xrcd,
+                    events: new.events,
                     routes: [Route::none(); 2],
                     port_num: 1,
                     held_gids: [None; 2],

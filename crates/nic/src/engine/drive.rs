@@ -7,17 +7,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use scalefabric_transport::Time;
+use scalefabric_verbs::VerbsError;
 use scalefabric_verbs::event::EventType;
-use scalefabric_verbs::{AsyncEvent, VerbsError};
 
 use super::gate::Gate;
 use super::{Engine, Turn};
 use crate::clock;
-use crate::completion::{Channel, EventQueue};
+use crate::completion::Channel;
 use crate::config::{Budget, NicConfig};
 use crate::counters::CountersHandle;
+use crate::events::Events;
 use crate::ingress::{GsiDatagram, Handover};
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
+use crate::objects::Registry;
 use crate::port::Port;
 use crate::ring::atomic::MutexGuard;
 use crate::tables::PortChange;
@@ -61,7 +63,7 @@ pub struct Core {
     clock: Clock,
     config: NicConfig,
     memory: Arc<MemoryTable>,
-    events: Arc<EventQueue<AsyncEvent>>,
+    registry: Registry,
     counters: Vec<CountersHandle>,
     kick: OnceLock<Box<dyn Kick>>,
     /// When the worker will look again by itself.
@@ -145,15 +147,15 @@ impl Core {
         }
         config.attr.phys_port_cnt = ports.len() as u8;
         let entries = config.attr.max_mr.saturating_add(config.attr.max_mw).clamp(1, 1 << 20);
+        let registry = Registry::new(&config.attr);
         let (memory, accessor) = MemoryTable::new(seed, entries);
-        let events = Arc::new(EventQueue::new()?);
-        let engine = Engine::new(&config, accessor, events.clone(), counters.clone());
+        let engine = Engine::new(&config, accessor, counters.clone());
         Ok(Arc::new(Self {
             gate: Gate::new(State { engine, ports }, 65_536),
             clock,
             config,
             memory,
-            events,
+            registry,
             counters,
             kick: OnceLock::new(),
             promised: AtomicU64::new(0),
@@ -171,9 +173,19 @@ impl Core {
         &self.memory
     }
 
-    /// Asynchronous events.
-    pub fn events(&self) -> &Arc<EventQueue<AsyncEvent>> {
-        &self.events
+    /// Limits and numbers of objects, shared by all contexts of this NIC.
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// A context was opened: it hears of ports and of the device.
+    pub(crate) fn listen(&self, events: &Arc<Events>) {
+        self.lock().engine.nic().fabric.listeners.add(events);
+    }
+
+    /// A context was closed.
+    pub(crate) fn unlisten(&self, events: &Arc<Events>) {
+        self.lock().engine.nic().fabric.listeners.remove(events);
     }
 
     /// The counters of a port, from 1.
@@ -225,10 +237,7 @@ impl Core {
         let mut held = self.lock();
         let State { engine, ports } = &mut *held;
         engine.fail_all(now, ports);
-        self.events
-            .push(AsyncEvent { event_type: EventType::DeviceFatal, subject: scalefabric_verbs::EventSubject::Device });
-        drop(held);
-        self.events.wake();
+        engine.nic().fabric.listeners.tell_all(EventType::DeviceFatal, scalefabric_verbs::EventSubject::Device);
     }
 
     /// One turn at a time that the caller says: for tests and the simulator. Time never goes back.
@@ -325,15 +334,21 @@ impl Core {
                 channel.wake();
             }
         }
-        let events = guard.engine.take_events_pushed();
+        let mut events: [Option<Arc<Events>>; WAKES] = [const { None }; WAKES];
+        for place in &mut events {
+            *place = guard.engine.next_event_wake();
+        }
+        while let Some(more) = guard.engine.next_event_wake() {
+            more.wake();
+        }
         // Under the lock, so that a later turn cannot be overtaken: the worker's own turn sets `promised` there, too.
         let kick = turn.and_then(|turn| self.kick_wanted(now, &turn));
         drop(guard);
         for channel in wakes.into_iter().flatten() {
             channel.wake();
         }
-        if events {
-            self.events.wake();
+        for context in events.into_iter().flatten() {
+            context.wake();
         }
         if let (Some(at), Some(kick)) = (kick, self.kick.get()) {
             kick.kick(at);

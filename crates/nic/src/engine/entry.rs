@@ -10,6 +10,7 @@ use scalefabric_wire::icrc::Flow;
 
 use crate::completion::{Channel, Producer};
 use crate::egress::Way;
+use crate::events::Events;
 use crate::memory::PdId;
 use crate::ring::{RecvRing, SendRing, SharedRecvRing};
 
@@ -73,6 +74,8 @@ pub struct SrqShared {
     pub pd: PdId,
     /// XRC: its domain and the CQ of its completions.
     pub xrc: Option<(u32, u32)>,
+    /// Where its events go.
+    pub events: Arc<Events>,
     /// QPs that take from it.
     pub users: AtomicU32,
 }
@@ -121,6 +124,8 @@ pub struct QpSide {
     pub srq: Option<Arc<SrqShared>>,
     /// XRC target: its domain.
     pub xrcd: Option<u32>,
+    /// Where its events go.
+    pub events: Arc<Events>,
     /// Primary and alternate path.
     pub routes: [Route; 2],
     /// Port to whose counters this QP adds.
@@ -156,8 +161,10 @@ pub struct QpEntry {
 pub struct CqEntry {
     /// The side that places.
     pub producer: Producer,
-    /// Where its events go.
+    /// Where its completion events go.
     pub channel: Option<Arc<Channel>>,
+    /// Where its asynchronous events go.
+    pub events: Arc<Events>,
     /// QPs and SRQs that use it.
     pub users: u32,
 }

@@ -11,6 +11,7 @@ use scalefabric_verbs::{
 };
 
 use super::Alive;
+use super::context::Device;
 use crate::completion::{Channel, CompletionRing, Polled, completion_queue};
 use crate::engine::drive::{Core, Held};
 
@@ -18,6 +19,7 @@ use crate::engine::drive::{Core, Held};
 #[derive(Debug)]
 pub struct CqObject {
     pub(super) core: Arc<Core>,
+    device: Arc<Device>,
     cq_num: u32,
     ring: Arc<CompletionRing>,
     channel: Option<Arc<ChannelShared>>,
@@ -26,18 +28,20 @@ pub struct CqObject {
 
 impl CqObject {
     pub(crate) fn new(
-        core: &Arc<Core>,
+        device: &Arc<Device>,
         cqe: u32,
         channel: Option<Arc<ChannelShared>>,
     ) -> Result<Arc<Self>, VerbsError> {
+        let core = &device.core;
         check_cqe(core, cqe)?;
         if let Some(channel) = &channel {
             channel.alive.check("completion channel")?;
         }
         let (producer, ring) = completion_queue(cqe, channel.is_some());
         let events = channel.as_ref().map(|c| c.events.clone());
-        let cq_num = core.lock().engine.nic().add_cq(producer, events)?;
-        let cq = Arc::new(Self { core: core.clone(), cq_num, ring, channel, alive: Alive::new() });
+        let cq_num = core.lock().engine.nic().add_cq(producer, events, device.events.clone())?;
+        let cq =
+            Arc::new(Self { core: core.clone(), device: device.clone(), cq_num, ring, channel, alive: Alive::new() });
         if let Some(channel) = &cq.channel {
             channel.cqs().insert(cq_num, Arc::downgrade(&cq));
         }
@@ -57,7 +61,7 @@ impl CqObject {
             channel.events.forget(|&cq| cq == self.cq_num);
         }
         let subject = EventSubject::CompletionQueue(self.cq_num);
-        self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        self.device.events.forget(|event: &AsyncEvent| event.subject == subject);
         drop(held);
         // After the lock: its ring may be large.
         drop(entry);

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use scalefabric_transport::DropReason;
@@ -15,43 +14,37 @@ use super::completion_queue::{ChannelObject, CqObject};
 use super::ours;
 use super::protection_domain::PdObject;
 use super::queue_pair::QpObject;
-use super::quota::Quota;
 use super::xrc_domain::XrcdObject;
 use crate::engine::drive::Core;
+use crate::events::Events;
 use crate::post::MAX_INLINE;
 
-/// What the objects of a device share.
+/// What the objects of a context share.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) core: Arc<Core>,
-    pub(crate) pds: Arc<Quota>,
-    pub(crate) mrs: Arc<Quota>,
-    pub(crate) mws: Arc<Quota>,
-    pub(crate) ahs: Arc<Quota>,
-    next_pd: AtomicU32,
-    next_xrcd: AtomicU32,
+    pub(crate) events: Arc<Events>,
 }
 
-/// An open device.
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.core.unlisten(&self.events);
+    }
+}
+
+/// An open device. A NIC may be opened several times in a process: each context has its own objects and events, and all
+/// share the device's limits.
 #[derive(Debug)]
 pub struct NicContext {
     device: Arc<Device>,
 }
 
 impl NicContext {
-    /// Opens the NIC of this process.
-    pub fn new(core: &Arc<Core>) -> Arc<Self> {
-        let attr = &core.config().attr;
-        let device = Device {
-            pds: Quota::new("protection domains", attr.max_pd),
-            mrs: Quota::new("memory regions", attr.max_mr),
-            mws: Quota::new("memory windows", attr.max_mw),
-            ahs: Quota::new("address handles", attr.max_ah),
-            next_pd: AtomicU32::new(1),
-            next_xrcd: AtomicU32::new(1),
-            core: core.clone(),
-        };
-        Arc::new(Self { device: Arc::new(device) })
+    /// Opens the NIC of this process. Fails when no descriptor is left for its events.
+    pub fn new(core: &Arc<Core>) -> Result<Arc<Self>, VerbsError> {
+        let events = Arc::new(Events::new()?);
+        core.listen(&events);
+        Ok(Arc::new(Self { device: Arc::new(Device { core: core.clone(), events }) }))
     }
 
     /// The engine behind it.
@@ -162,8 +155,8 @@ impl Context for NicContext {
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        let token = self.device.pds.take()?;
-        let id = self.device.next_pd.fetch_add(1, Ordering::Relaxed);
+        let token = self.core().registry().pds.take()?;
+        let id = self.core().registry().pd_number();
         Ok(Arc::new(PdObject::new(&self.device, id, token)))
     }
 
@@ -187,25 +180,25 @@ impl Context for NicContext {
                 Some(ours::<ChannelObject>(self.core(), channel.as_any(), "completion channel")?.shared.clone())
             }
         };
-        Ok(CqObject::new(self.core(), cqe, channel)?)
+        Ok(CqObject::new(&self.device, cqe, channel)?)
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {
-        Ok(Arc::new(XrcdObject::new(self.core(), self.device.next_xrcd.fetch_add(1, Ordering::Relaxed))))
+        Ok(Arc::new(XrcdObject::new(self.core(), self.core().registry().xrcd_number())))
     }
 
     fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let xrcd = ours::<XrcdObject>(self.core(), xrcd.as_any(), "XRC domain")?;
-        Ok(Arc::new(QpObject::new_xrc_target(self.core(), &xrcd.xrcd)?))
+        Ok(Arc::new(QpObject::new_xrc_target(&self.device, &xrcd.xrcd)?))
     }
 
     fn async_fd(&self) -> i32 {
-        self.core().events().fd()
+        self.device.events.fd()
     }
 
     fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError> {
         self.core().someone_sleeps();
-        self.core().events().wait(timeout)
+        self.device.events.wait(timeout)
     }
 
     fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError> {

@@ -22,7 +22,7 @@ use crate::memory::{PdId, Registration};
 /// What the objects of a PD hold.
 #[derive(Debug)]
 pub(crate) struct Pd {
-    core: Arc<Core>,
+    device: Arc<Device>,
     id: PdId,
     users: AtomicU32,
     alive: Alive,
@@ -54,20 +54,18 @@ impl Drop for PdUse {
 /// A protection domain.
 #[derive(Debug)]
 pub struct PdObject {
-    device: Arc<Device>,
     pd: Arc<Pd>,
 }
 
 impl PdObject {
     pub(crate) fn new(device: &Arc<Device>, id: u32, token: Token) -> Self {
-        let pd = Pd {
-            core: device.core.clone(),
-            id: PdId(id),
-            users: AtomicU32::new(0),
-            alive: Alive::new(),
-            _token: token,
-        };
-        Self { device: device.clone(), pd: Arc::new(pd) }
+        let pd =
+            Pd { device: device.clone(), id: PdId(id), users: AtomicU32::new(0), alive: Alive::new(), _token: token };
+        Self { pd: Arc::new(pd) }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.pd.device.core
     }
 
     pub(crate) fn enter(&self) -> Result<PdUse, VerbsError> {
@@ -88,42 +86,42 @@ impl ProtectionDomain for PdObject {
         access: AccessFlags,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let pd = self.enter()?;
-        let max = self.device.core.config().attr.max_mr_size;
+        let max = self.core().config().attr.max_mr_size;
         if length as u64 > max && length != usize::MAX {
             return Err(VerbsError::invalid(format!("{length} bytes are more than max_mr_size {max}")));
         }
-        let token = self.device.mrs.take()?;
+        let token = self.core().registry().mrs.take()?;
         let registration = Registration { pd: pd.id(), addr, length, iova, access };
         // SAFETY: the caller's promise is exactly the one that `register` asks for.
-        let region = unsafe { self.device.core.memory().register(registration)? };
+        let region = unsafe { self.core().memory().register(registration)? };
         Ok(Arc::new(MrObject::new(region, pd, token)))
     }
 
     fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let pd = self.enter()?;
-        let token = self.device.mrs.take()?;
-        let region = self.device.core.memory().allocate(pd.id(), length, access)?;
+        let token = self.core().registry().mrs.take()?;
+        let region = self.core().memory().allocate(pd.id(), length, access)?;
         Ok(Arc::new(MrObject::new(region, pd, token)))
     }
 
     fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError> {
         let pd = self.enter()?;
-        let token = self.device.mws.take()?;
-        let window = self.device.core.memory().allocate_window(pd.id(), mw_type)?;
+        let token = self.core().registry().mws.take()?;
+        let window = self.core().memory().allocate_window(pd.id(), mw_type)?;
         Ok(Arc::new(MwObject::new(window, pd, token)))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        Ok(Arc::new(QpObject::new(&self.device.core, self.enter()?, init)?))
+        Ok(Arc::new(QpObject::new(&self.pd.device, self.enter()?, init)?))
     }
 
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
-        Ok(Arc::new(SrqObject::new(&self.device.core, self.enter()?, init)?))
+        Ok(Arc::new(SrqObject::new(&self.pd.device, self.enter()?, init)?))
     }
 
     fn create_ah(&self, av: &AddressVector) -> Result<Arc<dyn AddressHandle>, VerbsError> {
-        let token = self.device.ahs.take()?;
-        Ok(Arc::new(AhObject::new(&self.device.core, self.enter()?, av, token)?))
+        let token = self.core().registry().ahs.take()?;
+        Ok(Arc::new(AhObject::new(self.core(), self.enter()?, av, token)?))
     }
 
     fn create_ah_from_wc(
@@ -132,7 +130,7 @@ impl ProtectionDomain for PdObject {
         grh: &[u8; 40],
         port_num: u8,
     ) -> Result<Arc<dyn AddressHandle>, VerbsError> {
-        let av = answer(self.device.core.lock().engine.tables().port_or_err(port_num)?, port_num, wc, grh)?;
+        let av = answer(self.core().lock().engine.tables().port_or_err(port_num)?, port_num, wc, grh)?;
         self.create_ah(&av)
     }
 
@@ -162,7 +160,7 @@ impl ProtectionDomain for PdObject {
 pub(crate) fn pd_of(like: &PdUse, pd: &Arc<dyn ProtectionDomain>) -> Result<PdUse, VerbsError> {
     pd.as_any()
         .downcast_ref::<PdObject>()
-        .filter(|pd| Arc::ptr_eq(&pd.device.core, &like.0.core))
+        .filter(|pd| Arc::ptr_eq(&pd.pd.device.core, &like.0.device.core))
         .ok_or_else(|| VerbsError::invalid("the protection domain is of another device: use one of this device"))?
         .enter()
 }

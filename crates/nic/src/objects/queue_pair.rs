@@ -11,6 +11,7 @@ use scalefabric_verbs::{
 };
 
 use super::completion_queue::CqObject;
+use super::context::Device;
 use super::protection_domain::PdUse;
 use super::shared_receive_queue::SrqObject;
 use super::xrc_domain::{Xrcd, XrcdUse};
@@ -26,6 +27,7 @@ use crate::ring::{RecvRing, SendRing, SendRingConfig};
 #[derive(Debug)]
 pub struct QpObject {
     core: Arc<Core>,
+    device: Arc<Device>,
     shared: Arc<QpShared>,
     alive: Alive,
     pd: Option<PdUse>,
@@ -35,13 +37,14 @@ pub struct QpObject {
 }
 
 impl QpObject {
-    pub(crate) fn new(core: &Arc<Core>, pd: PdUse, init: &QpInit) -> Result<Self, VerbsError> {
+    pub(crate) fn new(device: &Arc<Device>, pd: PdUse, init: &QpInit) -> Result<Self, VerbsError> {
         let qp_type = init.qp_type;
         if qp_type == QpType::XrcRecv {
             return Err(VerbsError::invalid(
                 "an XRC target QP belongs to an XRC domain: make it with create_xrc_target",
             ));
         }
+        let core = &device.core;
         let attr = &core.config().attr;
         let own_recv = qp_type.has_recv_queue() && init.srq.is_none();
         let cap = &init.cap;
@@ -102,6 +105,7 @@ impl QpObject {
             recv_cq: recv_cq.map_or(NO_CQ, CqObject::cq_num),
             srq: srq.map(|srq| srq.shared().clone()),
             xrcd: None,
+            events: device.events.clone(),
             cap,
             sq_sig_all: init.sq_sig_all,
             send: Some(send),
@@ -121,6 +125,7 @@ impl QpObject {
         let recv_handle = recv_cq.map(|_| init.recv_cq.clone());
         Ok(Self {
             core: core.clone(),
+            device: device.clone(),
             shared,
             alive: Alive::new(),
             pd: Some(pd),
@@ -130,7 +135,8 @@ impl QpObject {
         })
     }
 
-    pub(crate) fn new_xrc_target(core: &Arc<Core>, xrcd: &Arc<Xrcd>) -> Result<Self, VerbsError> {
+    pub(crate) fn new_xrc_target(device: &Arc<Device>, xrcd: &Arc<Xrcd>) -> Result<Self, VerbsError> {
+        let core = &device.core;
         let xrcd = XrcdUse::new(xrcd)?;
         let new = NewQp {
             qp_type: QpType::XrcRecv,
@@ -139,6 +145,7 @@ impl QpObject {
             recv_cq: NO_CQ,
             srq: None,
             xrcd: Some(xrcd.0.id),
+            events: device.events.clone(),
             cap: QpCap::default(),
             sq_sig_all: false,
             send: None,
@@ -147,6 +154,7 @@ impl QpObject {
         let shared = core.lock().engine.nic().add_qp(new)?;
         Ok(Self {
             core: core.clone(),
+            device: device.clone(),
             shared,
             alive: Alive::new(),
             pd: None,
@@ -193,7 +201,7 @@ impl QpObject {
         self.alive.end();
         // Before the lock is released: afterwards the number may be that of a new QP.
         let subject = EventSubject::QueuePair(self.shared.qpn);
-        self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        self.device.events.forget(|event: &AsyncEvent| event.subject == subject);
         drop(held);
         if let Some(srq) = self.srq.as_ref().and_then(|s| s.as_any().downcast_ref::<SrqObject>()) {
             srq.shared().users.fetch_sub(1, Ordering::AcqRel);

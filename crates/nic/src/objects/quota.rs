@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use scalefabric_verbs::{Errno, VerbsError};
+use scalefabric_verbs::{DeviceAttr, Errno, VerbsError};
 
 /// Tokens of one kind.
 #[derive(Debug)]
@@ -31,6 +31,40 @@ impl Quota {
                 format!("the device has no more {}: {} are in use; destroy some", self.what, self.limit),
             )),
         }
+    }
+}
+
+/// What all contexts of a NIC share: numbers must not mean two things, and limits are the device's.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(crate) pds: Arc<Quota>,
+    pub(crate) mrs: Arc<Quota>,
+    pub(crate) mws: Arc<Quota>,
+    pub(crate) ahs: Arc<Quota>,
+    next_pd: AtomicU32,
+    next_xrcd: AtomicU32,
+}
+
+impl Registry {
+    pub(crate) fn new(attr: &DeviceAttr) -> Self {
+        Self {
+            pds: Quota::new("protection domains", attr.max_pd),
+            mrs: Quota::new("memory regions", attr.max_mr),
+            mws: Quota::new("memory windows", attr.max_mw),
+            ahs: Quota::new("address handles", attr.max_ah),
+            next_pd: AtomicU32::new(1),
+            next_xrcd: AtomicU32::new(1),
+        }
+    }
+
+    /// A number for a new PD.
+    pub(crate) fn pd_number(&self) -> u32 {
+        self.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for a new XRC domain.
+    pub(crate) fn xrcd_number(&self) -> u32 {
+        self.next_xrcd.fetch_add(1, Ordering::Relaxed)
     }
 }
 

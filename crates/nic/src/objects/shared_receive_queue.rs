@@ -9,6 +9,7 @@ use scalefabric_verbs::{
 };
 
 use super::completion_queue::CqObject;
+use super::context::Device;
 use super::protection_domain::PdUse;
 use super::xrc_domain::{XrcdObject, XrcdUse};
 use super::{Alive, ours};
@@ -21,6 +22,7 @@ use crate::ring::SharedRecvRing;
 #[derive(Debug)]
 pub struct SrqObject {
     pub(super) core: Arc<Core>,
+    device: Arc<Device>,
     shared: Arc<SrqShared>,
     alive: Alive,
     _pd: PdUse,
@@ -29,7 +31,8 @@ pub struct SrqObject {
 }
 
 impl SrqObject {
-    pub(crate) fn new(core: &Arc<Core>, pd: PdUse, init: &SrqInit) -> Result<Self, VerbsError> {
+    pub(crate) fn new(device: &Arc<Device>, pd: PdUse, init: &SrqInit) -> Result<Self, VerbsError> {
+        let core = &device.core;
         let attr = &core.config().attr;
         if init.max_wr == 0 || init.max_wr > attr.max_srq_wr {
             return Err(VerbsError::invalid(format!(
@@ -61,13 +64,12 @@ impl SrqObject {
         let mut held = core.lock();
         // Under the lock, as in `create_qp`.
         xrc.as_ref().map_or(Ok(()), |(_, _, cq)| cq.check())?;
-        let shared = held
-            .engine
-            .nic()
-            .add_srq(pd.id(), numbers, |srqn| SharedRecvRing::new(srqn, init.max_wr, init.max_sge, limit_wr))?;
+        let shared = held.engine.nic().add_srq(pd.id(), numbers, device.events.clone(), |srqn| {
+            SharedRecvRing::new(srqn, init.max_wr, init.max_sge, limit_wr)
+        })?;
         drop(held);
         let xrc = xrc.map(|(xrcd, cq, _)| (xrcd, cq));
-        let srq = Self { core: core.clone(), shared, alive: Alive::new(), _pd: pd, xrc };
+        let srq = Self { core: core.clone(), device: device.clone(), shared, alive: Alive::new(), _pd: pd, xrc };
         if init.srq_limit > 0 {
             srq.modify(None, Some(init.srq_limit))?;
         }
@@ -91,7 +93,7 @@ impl SrqObject {
         self.alive.end();
         // Before the lock is released: afterwards the number may be that of a new SRQ.
         let subject = EventSubject::SharedReceiveQueue(self.shared.srqn);
-        self.core.events().forget(|event: &AsyncEvent| event.subject == subject);
+        self.device.events.forget(|event: &AsyncEvent| event.subject == subject);
         Ok(())
     }
 }
@@ -133,8 +135,8 @@ impl SharedReceiveQueue for SrqObject {
         drop(held);
         if reached {
             let subject = EventSubject::SharedReceiveQueue(self.shared.srqn);
-            self.core.events().push(AsyncEvent { event_type: EventType::SrqLimitReached, subject });
-            self.core.events().wake();
+            self.device.events.push(AsyncEvent { event_type: EventType::SrqLimitReached, subject });
+            self.device.events.wake();
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod connected;
+mod contexts;
 mod counters;
 mod datagram;
 mod errors;

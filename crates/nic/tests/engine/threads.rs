@@ -17,7 +17,7 @@ fn nic() -> Arc<dyn Context> {
     let ports = vec![Box::new(wire.port(&[ip(1, 1)])) as Box<dyn Port>];
     let counters = vec![Arc::new(PortCounters::default()) as CountersHandle];
     let core = Core::new(config, ports, counters).unwrap();
-    NicContext::new(&core)
+    NicContext::new(&core).unwrap()
 }
 
 /// Two QPs of one thread, connected to each other.
