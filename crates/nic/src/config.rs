@@ -47,6 +47,9 @@ impl PortConfig {
 pub struct Budget {
     /// Datagrams taken from each port in a turn. Default 256. Small: more turns for the same work; large: ACKs wait.
     pub receive: usize,
+    /// Ports are not asked for datagrams if they were asked less than this ago, ns. Default 0: each turn asks. Large:
+    /// turns are cheaper, and what came in waits.
+    pub receive_gap_ns: u64,
     /// Packets that one QP sends before the next one has its chance. Default 128, so that a whole train fits.
     pub transmit_per_qp: usize,
     /// QPs served in a turn. Default 64.
@@ -54,13 +57,14 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What a turn has when it runs inside `post_send`: enough for what was just posted, not enough to keep the caller.
-    pub const INLINE: Self = Self { receive: 64, transmit_per_qp: 128, qps: 4 };
+    /// What a turn has when it runs inside `post_send`: enough for what was just posted, not enough to keep the caller. Who
+    /// posts and polls in turn has just asked the ports (a system call each); who only posts still takes in ACKs.
+    pub const INLINE: Self = Self { receive: 64, receive_gap_ns: 5_000, transmit_per_qp: 128, qps: 4 };
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { receive: 256, transmit_per_qp: 128, qps: 64 }
+        Self { receive: 256, receive_gap_ns: 0, transmit_per_qp: 128, qps: 64 }
     }
 }
 

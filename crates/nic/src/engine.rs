@@ -74,6 +74,8 @@ pub(crate) struct Nic {
     routed: u32,
     /// Time of the last turn.
     last: Time,
+    /// When the ports were last asked for datagrams.
+    received: Time,
 }
 
 impl Engine {
@@ -110,6 +112,7 @@ impl Engine {
             gsi_open: false,
             routed: 0,
             last: Time(0),
+            received: Time(0),
         };
         Self { accessor, nic }
     }
@@ -143,8 +146,11 @@ impl Engine {
         nic.last = now;
         nic.begin(now, ports);
         let mut progressed = false;
-        for index in 0..ports.len() {
-            progressed |= nic.receive(now, &access, index, ports, budget.receive);
+        if now.since(nic.received) >= budget.receive_gap_ns {
+            nic.received = now;
+            for index in 0..ports.len() {
+                progressed |= nic.receive(now, &access, index, ports, budget.receive);
+            }
         }
         nic.take_doorbells(doorbells);
         nic.run_timers(now, &access, ports);
