@@ -74,12 +74,12 @@ impl SoftwareProvider {
         if let Some(device) = open.get(name).and_then(Weak::upgrade)
             && let Some(core) = device.core.upgrade()
         {
-            return Ok(SoftwareContext::new(device, &core)?);
+            return SoftwareContext::new(device, &core);
         }
         let plan = discovery::find(self.plans()?, name)?;
         let (device, core) = OpenDevice::open(&plan, &self.options)?;
         open.insert(name.to_owned(), Arc::downgrade(&device));
-        Ok(SoftwareContext::new(device, &core)?)
+        SoftwareContext::new(device, &core)
     }
 }
 
