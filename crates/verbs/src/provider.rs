@@ -108,7 +108,8 @@ pub struct SrqInit {
     pub max_wr: u32,
     /// SGEs in a WR.
     pub max_sge: u32,
-    /// Limit event threshold, 0 for none.
+    /// Limit event threshold. Not looked at when an SRQ is made, as in libibverbs: an empty one is below any limit. Arm it
+    /// with `modify` when WRs are posted.
     pub srq_limit: u32,
     /// For XRC: its domain and its CQ.
     pub xrc: Option<(Arc<dyn XrcDomain>, Arc<dyn CompletionQueue>)>,

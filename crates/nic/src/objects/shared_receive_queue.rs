@@ -46,12 +46,6 @@ impl SrqObject {
                 init.max_sge, attr.max_srq_sge
             )));
         }
-        if init.srq_limit > init.max_wr {
-            return Err(VerbsError::invalid(format!(
-                "srq_limit {} is more than max_wr {}: the event would come at once and for ever",
-                init.srq_limit, init.max_wr
-            )));
-        }
         let xrc = match &init.xrc {
             None => None,
             Some((xrcd, cq)) => {
@@ -69,11 +63,7 @@ impl SrqObject {
         })?;
         drop(held);
         let xrc = xrc.map(|(xrcd, cq, _)| (xrcd, cq));
-        let srq = Self { core: core.clone(), device: device.clone(), shared, alive: Alive::new(), _pd: pd, xrc };
-        if init.srq_limit > 0 {
-            srq.modify(None, Some(init.srq_limit))?;
-        }
-        Ok(srq)
+        Ok(Self { core: core.clone(), device: device.clone(), shared, alive: Alive::new(), _pd: pd, xrc })
     }
 
     pub(crate) fn shared(&self) -> &Arc<SrqShared> {

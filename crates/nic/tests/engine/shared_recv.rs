@@ -129,3 +129,16 @@ fn a_wqe_of_an_unfinished_message_goes_back_with_its_qp() {
         w.connect_these(&pairs[0], |_, _, _| {});
     }
 }
+
+#[test]
+fn a_limit_given_at_creation_is_not_armed() {
+    let w = World::new(1);
+    let node = &w.nodes[0];
+    let srq = node.pd.create_srq(&SrqInit { max_wr: 4, max_sge: 1, srq_limit: 2, xrc: None }).unwrap();
+    assert_eq!(srq.query().unwrap().2, 0);
+    assert_eq!(node.events(), []);
+    // Armed when fewer are posted already: at once.
+    srq.modify(None, Some(2)).unwrap();
+    let subject = EventSubject::SharedReceiveQueue(srq.srq_num());
+    assert_eq!(node.events(), [AsyncEvent { event_type: EventType::SrqLimitReached, subject }]);
+}
