@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: speed as ratios, and instructions per packet. It builds in release mode and starts the binaries;
 //! all that is compared is measured in one run on one machine, in interleaved repetitions.
 
-use crate::process::{self, Outcome, cargo, root};
+use crate::process::{self, Outcome, cargo};
 use clap::Args;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -54,7 +54,7 @@ fn instructions() -> Outcome {
         "--bin",
         "instructions",
     ]))?;
-    let program = target_folder()?.join("release/instructions");
+    let program = process::target_folder()?.join("release/instructions");
     println!(
         "{:<12} {:>12} {:>12} {:>12}   instructions per packet, of that part's packets",
         "RC WRITE", PARTS[0], PARTS[1], PARTS[2]
@@ -93,11 +93,4 @@ fn collect(program: &PathBuf, part: &str, size: u32, messages: u32) -> Result<(u
         Some(collected) if packets.len() == PARTS.len() => Ok((collected, packets)),
         _ => Err(format!("`{line}` printed nothing to count:\n{printed}{said}")),
     }
-}
-
-/// Where cargo puts what it builds.
-fn target_folder() -> Result<PathBuf, String> {
-    let text = process::output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--quiet"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
-    Ok(metadata["target_directory"].as_str().map_or_else(|| root().join("target"), PathBuf::from))
 }

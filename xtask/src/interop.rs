@@ -1,46 +1,52 @@
-//! `cargo xtask interop`: the software NIC against a Linux kernel with Soft-RoCE, in both directions.
-//!
-//! Boots Debian's stock kernel in a small virtual machine (QEMU without KVM) whose network card hangs on a bridge in a
-//! namespace of its own, and runs `crates/tests/rig/interop.sh` there. Needs root and a Debian host; installs by itself
-//! what the rig's head names. Nothing outside the namespaces is touched.
+//! `cargo xtask interop`: the software NIC and a Linux kernel's rxe talk to one another, both ways round, in a rig of one
+//! virtual machine and one network namespace (`crates/tests/rig`). Needs root and a Debian 12 host, whose packages the rig
+//! installs; the rest of the tests does not need it.
 
-use std::process::Command;
-
-use clap::Args;
-
+use crate::machine;
 use crate::process::{self, Outcome, cargo, root};
+use clap::Args;
+use std::process::Command;
 
 /// Options of `interop`.
 #[derive(Args)]
 pub struct Options {
-    /// Subjects to run, such as `rc-send`; all of them without.
+    /// Only these subjects, such as `rc-send uc`; default all.
     subjects: Vec<String>,
-    /// MTU of the bridge and the guest's card.
-    #[arg(long, default_value_t = 1500)]
-    mtu: u32,
 }
 
 /// The command.
 pub fn run(options: &Options) -> Outcome {
-    let tests = root().join("crates/tests");
-    let rig = tests.join("rig");
-    let work = root().join("target/rig");
-    std::fs::create_dir_all(&work).map_err(|e| format!("{} cannot be made: {e}", work.display()))?;
-    process::step("the NIC's side", || {
-        process::run(cargo().args(["build", "--package", "scalefabric-tests", "--bin", "rigpeer"]))
+    if !machine::is_root() {
+        return Err("the rig makes a tap and network namespaces: run it as root".to_owned());
+    }
+    let rig = root().join("crates/tests/rig");
+    let folder = process::target_folder()?;
+    let work = folder.join("rig");
+    std::fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
+    process::step("the software NIC's program", || {
+        process::run(cargo().args([
+            "build",
+            "--release",
+            "--quiet",
+            "--package",
+            "scalefabric-tests",
+            "--bin",
+            "rigpeer",
+        ]))
     })?;
-    process::step("the guest's kernel and programs", || {
-        process::run(Command::new(rig.join("build-image.sh")).env("RIG_WORK", &work))
+    process::step("the guest: a Debian kernel and a small root file system", || {
+        process::run(Command::new("bash").arg(rig.join("build-image.sh")).env("RIG_WORK", &work))
     })?;
-    process::step("both directions", || {
+    process::step("conversations", || {
         process::run(
-            Command::new(rig.join("boot.sh"))
-                .args(["run", "-n", "1", "-p", "1", "-m", &options.mtu.to_string()])
+            Command::new("bash")
+                .arg(rig.join("boot.sh"))
+                .args(["run", "-n", "1", "-p", "1"])
                 .arg(rig.join("interop.sh"))
                 .env("RIG_WORK", &work)
-                .env("RIG_NAME", format!("rig{}", std::process::id()))
-                .env("RIGPEER", root().join("target/debug/rigpeer"))
-                .env("GOLDEN", tests.join("golden/rxe"))
+                .env("RIG_NAME", format!("rig-{}", std::process::id()))
+                .env("RIGPEER", folder.join("release/rigpeer"))
+                .env("GOLDEN", root().join("crates/tests/golden/rxe"))
                 .env("ONLY", options.subjects.join(" ")),
         )
     })

@@ -50,7 +50,8 @@ fn is_there(program: &str) -> bool {
     folders.into_iter().any(|folder| folder.join(program).is_file())
 }
 
-fn is_root() -> bool {
+/// True if we may make network namespaces.
+pub fn is_root() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")

@@ -64,3 +64,10 @@ pub fn step(name: &str, work: impl FnOnce() -> Outcome) -> Outcome {
     }
     outcome
 }
+
+/// Where cargo puts what it builds.
+pub fn target_folder() -> Result<PathBuf, String> {
+    let text = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--quiet"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
+    Ok(metadata["target_directory"].as_str().map_or_else(|| root().join("target"), PathBuf::from))
+}

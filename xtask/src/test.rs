@@ -27,7 +27,7 @@ pub fn run(options: &Options) -> Outcome {
     }
     let mut totals = Totals::default();
     // Tests show their output so that `skipped:` lines can be counted; only what fails or skips is passed on.
-    totals += counted(cargo().args(["test", "--workspace", "--no-fail-fast", "--quiet", "--", "--show-output"]));
+    totals += counted(cargo().args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]));
     let seeds = options.seeds.to_string();
     totals += whole(cargo().args(["run", "--quiet", "--package", "scalefabric-sim", "--", "--seeds", &seeds]));
     println!("{totals}");

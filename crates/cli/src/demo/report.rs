@@ -53,7 +53,7 @@ impl Report {
                 say!("{side:<10} {device}, GID {gid}, path MTU {path_mtu}");
             }
             say!("");
-            say!("{}", line(&["operation", "size", "median", "p99", "bandwidth", "messages", "verified"]));
+            say!("{}", line(&["operation", "size", "median", "p99", "bandwidth", "rate", "verified"]));
         }
         say!("{}", line(&cells(measured).each_ref().map(String::as_str)));
     }
