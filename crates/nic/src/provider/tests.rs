@@ -1,16 +1,16 @@
 //! The whole NIC in one process: devices of their own on loopback addresses, real sockets, real time.
 
-use std::net::IpAddr;
 use std::time::Instant;
 
 use scalefabric_verbs::*;
 
 use super::*;
 use crate::options::{DeviceOptions, PortOptions};
+use crate::port::udp::socket::own_loopback;
 
 /// A provider with one device `name` whose ports have these loopback addresses.
-fn provider(name: &str, addresses: &[&str], change: impl FnOnce(&mut Options)) -> SoftwareProvider {
-    let port = |ip: &&str| PortOptions { interface: "lo".into(), addresses: vec![ip.parse::<IpAddr>().unwrap()] };
+fn provider(name: &str, addresses: &[u8], change: impl FnOnce(&mut Options)) -> SoftwareProvider {
+    let port = |&last: &u8| PortOptions { interface: "lo".into(), addresses: vec![own_loopback(last)] };
     let device = DeviceOptions { name: name.into(), ports: addresses.iter().map(port).collect() };
     let mut options = Options { devices: vec![device], receive_buffer: 4 << 20, share: false, ..Options::default() };
     change(&mut options);
@@ -143,7 +143,7 @@ fn exchange(a: &End, b: &End) {
 
 #[test]
 fn two_devices_move_a_megabyte_and_the_target_never_calls() {
-    let (a, b) = (provider("one-a", &["127.79.0.1"], |_| {}), provider("one-b", &["127.79.0.2"], |_| {}));
+    let (a, b) = (provider("one-a", &[61], |_| {}), provider("one-b", &[62], |_| {}));
     let (a, b) = (a.open("one-a").unwrap(), b.open("one-b").unwrap());
     let (x, y) = (end(&*a, 1), end(&*b, 1));
     connect(&x, &y, 1);
@@ -166,7 +166,7 @@ fn faults_are_survived_and_seen_in_counters_and_capture() {
         o.faults = Some("drop=1%,corrupt=0.5%,dup=1%,reorder=1%,seed=5".parse().unwrap());
         o.capture = Some(path.clone());
     };
-    let (a, b) = (provider("two-a", &["127.79.0.3"], faults), provider("two-b", &["127.79.0.4"], |_| {}));
+    let (a, b) = (provider("two-a", &[63], faults), provider("two-b", &[64], |_| {}));
     let (a, b) = (a.open_software("two-a").unwrap(), b.open("two-b").unwrap());
     let (x, y) = (end(&*a, 1), end(&*b, 1));
     connect(&x, &y, 1);
@@ -194,11 +194,11 @@ fn faults_are_survived_and_seen_in_counters_and_capture() {
 
 #[test]
 fn a_device_of_two_ports_has_a_gid_on_each() {
-    let provider = provider("three", &["127.79.0.5", "127.79.0.6"], |_| {});
+    let provider = provider("three", &[65, 66], |_| {});
     let context = provider.open("three").unwrap();
     assert_eq!(context.query_device().unwrap().phys_port_cnt, 2);
-    let gid = |port| context.query_gid(port, 0).unwrap().to_ip().to_string();
-    assert_eq!((gid(1), gid(2)), ("127.79.0.5".into(), "127.79.0.6".into()));
+    let gid = |port| context.query_gid(port, 0).unwrap().to_ip();
+    assert_eq!((gid(1), gid(2)), (own_loopback(65), own_loopback(66)));
     assert!(context.query_gid(3, 0).is_err());
     let (x, y) = (end(&*context, 1), end(&*context, 2));
     connect(&x, &y, 1);
@@ -208,7 +208,7 @@ fn a_device_of_two_ports_has_a_gid_on_each() {
 
 #[test]
 fn a_pkey_change_raises_its_event() {
-    let provider = provider("four", &["127.79.0.7"], |_| {});
+    let provider = provider("four", &[67], |_| {});
     let context = provider.open_software("four").unwrap();
     context.set_pkey(1, 3, PKey(0x8888)).unwrap();
     let event = context.get_async_event(Some(Duration::from_secs(10))).unwrap().unwrap();
@@ -219,7 +219,7 @@ fn a_pkey_change_raises_its_event() {
 
 #[test]
 fn the_last_object_closes_the_device_and_it_can_be_opened_again() {
-    let provider = provider("five", &["127.79.0.8"], |_| {});
+    let provider = provider("five", &[68], |_| {});
     for _ in 0..3 {
         let context = provider.open("five").unwrap();
         let again = provider.open("five").unwrap();
@@ -231,7 +231,7 @@ fn the_last_object_closes_the_device_and_it_can_be_opened_again() {
 
 #[test]
 fn an_unknown_device_is_told_apart_from_those_there_are() {
-    let error = provider("six", &["127.79.0.9"], |_| {}).open("mlx5_0").unwrap_err();
+    let error = provider("six", &[69], |_| {}).open("mlx5_0").unwrap_err();
     assert_eq!(error.errno, Errno::ENODEV);
     assert!(error.message.contains("sflo") && error.message.contains("six"), "{error}");
 }

@@ -39,7 +39,7 @@ fn number(text: &str, key: &str) -> u32 {
 
 #[test]
 fn processes_share_an_address_and_each_gets_its_own() {
-    let device = Device::new("share", "lo", "127.80.0.1");
+    let device = Device::new("share", 81);
     let mut all: Vec<_> = (0..3).map(|_| Child::start(&device)).collect();
     let slots: Vec<_> = all.iter_mut().map(|c| number(&c.ask("open"), "slot")).collect();
     assert_eq!(slots, [1, 2, 3]);
@@ -54,7 +54,7 @@ fn processes_share_an_address_and_each_gets_its_own() {
 
 #[test]
 fn a_killed_member_leaves_the_others_working_and_its_slot_free() {
-    let device = Device::new("kill", "lo", "127.80.0.2");
+    let device = Device::new("kill", 82);
     let mut all: Vec<_> = (0..3).map(|_| Child::start(&device)).collect();
     all.iter_mut().for_each(|c| drop(c.ask("open")));
     let [_, b, c] = &mut all[..] else { unreachable!() };
@@ -70,7 +70,7 @@ fn a_killed_member_leaves_the_others_working_and_its_slot_free() {
 
 #[test]
 fn when_the_first_process_is_killed_another_serves_and_new_ones_join() {
-    let device = Device::new("host", "lo", "127.80.0.3");
+    let device = Device::new("host", 83);
     let mut all: Vec<_> = (0..3).map(|_| Child::start(&device)).collect();
     all.iter_mut().for_each(|c| drop(c.ask("open")));
     all.remove(0).kill();
@@ -84,7 +84,7 @@ fn when_the_first_process_is_killed_another_serves_and_new_ones_join() {
 
 #[test]
 fn a_peer_that_was_killed_ends_in_retry_exceeded() {
-    let device = Device::new("gone", "lo", "127.80.0.4");
+    let device = Device::new("gone", 84);
     let (mut a, mut b) = (Child::start(&device), Child::start(&device));
     a.ask("open");
     b.ask("open");
@@ -98,7 +98,7 @@ fn a_peer_that_was_killed_ends_in_retry_exceeded() {
 
 #[test]
 fn a_process_that_runs_another_program_has_left() {
-    let device = Device::new("exec", "lo", "127.80.0.5");
+    let device = Device::new("exec", 85);
     let (mut a, mut b) = (Child::start(&device), Child::start(&device));
     a.ask("open");
     b.ask("open");
@@ -112,7 +112,7 @@ fn a_process_that_runs_another_program_has_left() {
 
 #[test]
 fn a_forked_child_does_not_hide_the_death_of_its_parent() {
-    let device = Device::new("fork", "lo", "127.80.0.6");
+    let device = Device::new("fork", 86);
     let (mut a, mut b) = (Child::start(&device), Child::start(&device));
     a.ask("open");
     b.ask("open");
@@ -131,7 +131,7 @@ fn a_second_user_is_told_who_holds_the_address_and_what_to_do() {
     if !is_root() {
         return skip("it takes root to become another user");
     }
-    let device = Device::new("user", "lo", "127.80.0.7");
+    let device = Device::new("user", 87);
     let mut a = Child::start(&device);
     a.ask("open");
     let mut b = Child::start_with(&device, |command| {
@@ -139,7 +139,7 @@ fn a_second_user_is_told_who_holds_the_address_and_what_to_do() {
     });
     let answer = b.ask("open");
     assert!(answer.starts_with("error EADDRINUSE"), "{answer}");
-    for part in ["127.80.0.7", "user 0 (root)", "within one user", "ip netns", "addresses"] {
+    for part in [device.address(), "user 0 (root)", "within one user", "ip netns", "addresses"] {
         assert!(answer.contains(part), "{part:?} is missing: {answer}");
     }
     // And who may see it is told the process, too.

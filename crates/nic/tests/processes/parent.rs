@@ -30,17 +30,20 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
 /// A device and the configuration that makes it.
 pub struct Device {
     name: String,
+    address: String,
     folder: PathBuf,
 }
 
 impl Device {
-    /// A device of its own on one address.
-    pub fn new(name: &str, interface: &str, address: &str) -> Self {
-        let device = Self::automatic(&format!("{name}-{}", std::process::id()));
+    /// A device of its own on a loopback address of its own: tests of several checkouts may run side by side.
+    pub fn new(name: &str, last: u8) -> Self {
+        let pid = std::process::id();
+        let mut device = Self::automatic(&format!("{name}-{pid}"));
+        device.address = format!("127.{}.{}.{last}", 64 + (pid >> 8 & 0x3f), pid & 0xff);
         let text = format!(
-            "receive_buffer = 4194304\n[[device]]\nname = \"{}\"\n[[device.port]]\ninterface = \"{interface}\"\n\
-             addresses = [\"{address}\"]\n",
-            device.name
+            "receive_buffer = 4194304\n[[device]]\nname = \"{}\"\n[[device.port]]\ninterface = \"lo\"\n\
+             addresses = [\"{}\"]\n",
+            device.name, device.address
         );
         std::fs::write(device.folder.join("config.toml"), text).unwrap();
         device
@@ -56,7 +59,12 @@ impl Device {
         std::fs::write(folder.join("config.toml"), "").unwrap();
         // Another user may not be able to reach the place where this binary was built.
         std::fs::copy(std::env::current_exe().unwrap(), folder.join("child")).unwrap();
-        Self { name: name.into(), folder }
+        Self { name: name.into(), address: String::new(), folder }
+    }
+
+    /// The address that [`Device::new`] chose.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 }
 

@@ -288,3 +288,11 @@ pub fn local_address(socket: RawFd) -> io::Result<SocketAddr> {
     let (ip, port) = RawAddress::decode(&storage).ok_or(io::ErrorKind::InvalidData)?;
     Ok(SocketAddr::new(ip, port))
 }
+
+/// A loopback address that belongs to this process's tests: all of 127/8 is local, and tests of several checkouts may run side
+/// by side on one machine. Each test takes another `last`.
+#[cfg(test)]
+pub(crate) fn own_loopback(last: u8) -> IpAddr {
+    let pid = std::process::id();
+    Ipv4Addr::new(127, 64 + (pid >> 8 & 0x3f) as u8, pid as u8, last).into()
+}

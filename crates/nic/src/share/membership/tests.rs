@@ -10,7 +10,7 @@ use crate::discovery::PortPlan;
 use crate::port::udp::{UdpOptions, UdpPort};
 use crate::port::{Port, Train};
 
-fn plan(name: &str, address: &str) -> DevicePlan {
+fn plan(name: &str, address: IpAddr) -> DevicePlan {
     DevicePlan {
         info: DeviceInfo {
             name: format!("{name}-{}", std::process::id()),
@@ -18,7 +18,7 @@ fn plan(name: &str, address: &str) -> DevicePlan {
             index: 0,
             interfaces: vec!["lo".into()],
         },
-        ports: vec![PortPlan { interface: "lo".into(), addresses: vec![address.parse().unwrap()] }],
+        ports: vec![PortPlan { interface: "lo".into(), addresses: vec![address] }],
     }
 }
 
@@ -62,11 +62,10 @@ impl Member {
         got
     }
 
-    fn send(&mut self, ip: &str, slots: &[u8], number: u8) {
+    fn send(&mut self, ip: IpAddr, slots: &[u8], number: u8) {
         for &slot in slots {
             let mut bytes = [0; 40];
             (bytes[5], bytes[8]) = (slot, number);
-            let ip = ip.parse().unwrap();
             let train = Train {
                 src: ip,
                 src_port: self.port.source_port(ip, 3),
@@ -100,7 +99,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn each_member_gets_the_datagrams_of_its_slot() {
-    let ip = "127.78.0.1";
+    let ip = socket::own_loopback(41);
     let plan = plan("steer", ip);
     let mut members: Vec<_> = (0..4).map(|_| Member::new(&plan)).collect();
     assert_eq!(members.iter().map(Member::slot).collect::<Vec<_>>(), [1, 2, 3, 4]);
@@ -117,7 +116,7 @@ fn each_member_gets_the_datagrams_of_its_slot() {
 
 #[test]
 fn a_datagram_for_qp_1_reaches_exactly_one_member() {
-    let ip = "127.78.0.2";
+    let ip = socket::own_loopback(42);
     let plan = plan("gsi", ip);
     let (mut a, mut b) = (Member::new(&plan), Member::new(&plan));
     a.send(ip, &[0], 7);
@@ -127,7 +126,7 @@ fn a_datagram_for_qp_1_reaches_exactly_one_member() {
 
 #[test]
 fn a_slot_that_was_left_is_drained_and_given_out_again() {
-    let ip = "127.78.0.3";
+    let ip = socket::own_loopback(43);
     let plan = plan("reuse", ip);
     let (mut a, b, c) = (Member::new(&plan), Member::new(&plan), Member::new(&plan));
     assert_eq!((b.slot(), c.slot()), (2, 3));
@@ -147,7 +146,7 @@ fn a_slot_that_was_left_is_drained_and_given_out_again() {
 
 #[test]
 fn when_the_host_goes_another_takes_over_and_steering_stays_right() {
-    let ip = "127.78.0.4";
+    let ip = socket::own_loopback(44);
     let plan = plan("takeover", ip);
     let (a, b, c) = (Member::new(&plan), Member::new(&plan), Member::new(&plan));
     drop(a);
@@ -171,12 +170,12 @@ fn when_the_host_goes_another_takes_over_and_steering_stays_right() {
 
 #[test]
 fn the_last_one_closes_the_addresses() {
-    let ip = "127.78.0.5";
+    let ip = socket::own_loopback(45);
     let plan = plan("last", ip);
     let (a, b) = (Member::new(&plan), Member::new(&plan));
     drop(a);
     drop(b);
-    let local = LocalAddress { ip: ip.parse().unwrap(), ifindex: 1 };
+    let local = LocalAddress { ip, ifindex: 1 };
     let alone = ReceiveOptions { reuse_port: false, ..ReceiveOptions::default() };
     until("the address is still held", || socket::open_receive(local, alone).is_ok());
     assert_eq!(Member::new(&plan).slot(), 1);
@@ -184,18 +183,21 @@ fn the_last_one_closes_the_addresses() {
 
 #[test]
 fn an_address_that_another_program_holds_is_refused_with_its_name() {
-    let ip = "127.78.0.6";
-    let local = LocalAddress { ip: ip.parse().unwrap(), ifindex: 1 };
+    let ip = socket::own_loopback(46);
+    let local = LocalAddress { ip, ifindex: 1 };
     // With SO_REUSEPORT and the same user binding would succeed: it must be noticed all the same.
     let _foreign = socket::open_receive(local, ReceiveOptions::default()).unwrap();
     let error = Member::try_new(&plan("foreign", ip)).err().unwrap();
     assert_eq!(error.errno, Errno::EADDRINUSE);
-    assert!(error.message.contains(ip) && error.message.contains(&std::process::id().to_string()), "{error}");
+    assert!(
+        error.message.contains(&ip.to_string()) && error.message.contains(&std::process::id().to_string()),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_pkey_set_by_one_is_seen_by_all() {
-    let plan = plan("pkey", "127.78.0.7");
+    let plan = plan("pkey", socket::own_loopback(47));
     let (a, b) = (Member::new(&plan), Member::new(&plan));
     b.membership.set_pkey(0, 2, PKey(0x8123)).unwrap();
     assert_eq!(a.membership.segment().port(0).read().pkeys[2], PKey(0x8123));
@@ -225,7 +227,7 @@ fn only_what_differs_is_told_and_what_goes_goes_first() {
 
 #[test]
 fn a_process_without_sharing_has_one_socket_and_no_neighbours() {
-    let plan = plan("alone", "127.78.0.8");
+    let plan = plan("alone", socket::own_loopback(48));
     let receive = ReceiveOptions { buffer_bytes: 1 << 20, reuse_port: true };
     let alone = Membership::open(&plan, receive, false).unwrap();
     assert_eq!((alone.slot(), alone.sockets(0).addresses()[0].receive.len()), (1, 1));
