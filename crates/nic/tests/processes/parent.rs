@@ -100,7 +100,14 @@ impl Child {
     fn spawn(mut command: Command, device: &Device) -> Self {
         command.args(["--exact", "child", "--nocapture", "--test-threads=1"]);
         command.env(CHILD, &device.name).env("SCALEFABRIC_CONFIG", device.folder.join("config.toml"));
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A test beside this one may fork while its own copy of the program is open for writing: then it is busy a moment.
+        let mut process = loop {
+            match command.spawn() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+                other => break other.unwrap(),
+            }
+        };
         let answers = BufReader::new(process.stdout.take().unwrap());
         Self { process, answers }
     }
