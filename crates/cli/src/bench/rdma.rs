@@ -29,13 +29,17 @@ pub struct Connection<'a> {
     side: &'a Side,
     endpoint: Endpoint,
     peer: PeerInfo,
+    /// The word before the peer could write to it.
+    first_word: u64,
 }
 
 impl<'a> Connection<'a> {
     /// Connects, and posts the receives that SEND ping-pong needs.
     pub fn new(side: &'a Side, mut endpoint: Endpoint, peer: PeerInfo) -> Result<Self, Failure> {
+        // Before the peer is told that it may begin: a worker takes its first WRITE while this thread is still elsewhere.
+        let first_word = side.region.load_u64(WORD as usize).during(|| "load the word")?;
         side.connect(&mut endpoint, &peer)?;
-        let connection = Self { side, endpoint, peer };
+        let connection = Self { side, endpoint, peer, first_word };
         for slot in 0..RECEIVES {
             connection.post_receive(slot)?;
         }
@@ -74,7 +78,7 @@ impl<'a> Connection<'a> {
 
     /// The target: serves until told to stop.
     pub fn serve(&self, service: Service, stop: &AtomicBool) -> Result<(), Failure> {
-        let mut last = self.side.region.load_u64(WORD as usize).during(|| "load the word")?;
+        let mut last = self.first_word;
         let mut idle = 0;
         while !stop.load(Ordering::Relaxed) {
             let mut busy = match service {
