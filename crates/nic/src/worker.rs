@@ -33,8 +33,8 @@ pub trait Drive: Send + Sync {
     /// Takes the engine's lock and one turn.
     fn turn(&self, now: Time) -> Turned;
 
-    /// Turns taken by callers of the library (not by the worker) since the start. While it moves fast, the worker keeps out
-    /// of the way.
+    /// Turns that callers of the library (not the worker) took or would have taken since the start. While it moves fast, the
+    /// worker keeps out of the way.
     fn caller_turns(&self) -> u64;
 }
 
@@ -68,6 +68,9 @@ const ASIDE_NS: u64 = 1_000_000;
 const POLLING_TURNS: u64 = 16;
 /// … and at least once in this time on average, ns.
 const POLLING_NS: u64 = 50_000;
+
+/// How long the worker drives beside callers before it looks whether they poll, ns.
+const LOOK_NS: u64 = 50_000;
 
 const NEVER: u64 = u64::MAX;
 
@@ -297,33 +300,33 @@ impl Callers {
 impl Thread {
     fn run(self) {
         let mut callers = Callers { turns: 0, at: clock::now() };
-        let mut busy_at = clock::now();
+        let mut busy_at = callers.at;
         let mut aside = false;
         while !self.shared.stop.load(Ordering::Acquire) {
+            let now = clock::now();
+            if aside {
+                self.sleep(&self.aside, now.after(ASIDE_NS), now);
+            } else if !self.driving {
+                self.sleep(&self.everything, Time(NEVER), now);
+                continue;
+            }
             // The strong reference must not be kept while asleep: the engine's last user would wait for us.
             let Some(drive) = self.drive.upgrade() else { return };
             let now = clock::now();
             // A kick that is due means that a caller is going to sleep, or a deadline that callers have left to us.
             let asked = self.shared.asked.load(Ordering::Acquire) <= now.0;
-            if aside && !asked && callers.poll(&*drive, now) {
-                drop(drive);
-                self.sleep(&self.aside, now.after(ASIDE_NS), now);
+            if aside && callers.poll(&*drive, now) && !asked {
                 continue;
             }
             aside = false;
-            if !self.driving {
-                drop(drive);
-                self.sleep(&self.everything, Time(NEVER), now);
-                continue;
-            }
             self.shared.asked.store(NEVER, Ordering::Release);
             let turned = drive.turn(now);
             self.shared.turns.fetch_add(1, Ordering::Relaxed);
             let now = clock::now();
             if turned.busy {
                 busy_at = now;
-                // A poller that shares the engine with us is better off alone; one that sleeps is not.
-                if now.since(callers.at) > ASIDE_NS {
+                // Who polls is better off without us; who sleeps is not.
+                if now.since(callers.at) > LOOK_NS {
                     aside = callers.poll(&*drive, now);
                 }
                 continue;
@@ -333,15 +336,13 @@ impl Thread {
                 std::hint::spin_loop();
                 continue;
             }
-            let before = Callers { turns: drive.caller_turns(), at: now };
+            callers = Callers { turns: drive.caller_turns(), at: now };
             drop(drive);
             self.sleep(&self.everything, deadline, now);
+            let Some(drive) = self.drive.upgrade() else { return };
             busy_at = clock::now();
-            callers = before;
-            aside = match self.drive.upgrade() {
-                Some(drive) => Callers { ..callers }.poll(&*drive, busy_at),
-                None => return,
-            };
+            // Only a look: a caller that polled fast and then went to sleep has kicked, and is seen above.
+            aside = callers.poll(&*drive, busy_at);
         }
     }
 

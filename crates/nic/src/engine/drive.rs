@@ -69,6 +69,8 @@ pub struct Core {
     /// When the worker will look again by itself.
     promised: AtomicU64,
     caller_turns: AtomicU64,
+    /// Polls that found the lock taken: they count as callers that would drive. May miss some of threads that meet here.
+    turned_away: AtomicU64,
 }
 
 impl std::fmt::Debug for Core {
@@ -160,6 +162,7 @@ impl Core {
             kick: OnceLock::new(),
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
+            turned_away: AtomicU64::new(0),
         }))
     }
 
@@ -273,7 +276,10 @@ impl Core {
         if matches!(self.clock, Clock::Manual(_)) {
             return false;
         }
-        let Some(guard) = self.gate.try_enter() else { return false };
+        let Some(guard) = self.gate.try_enter() else {
+            self.turned_away.store(self.turned_away.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            return false;
+        };
         self.caller_turn(guard, self.config.budget);
         self.serve();
         true
@@ -382,6 +388,6 @@ impl Drive for Core {
     }
 
     fn caller_turns(&self) -> u64 {
-        self.caller_turns.load(Ordering::Relaxed)
+        self.caller_turns.load(Ordering::Relaxed).wrapping_add(self.turned_away.load(Ordering::Relaxed))
     }
 }
