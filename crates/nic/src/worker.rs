@@ -33,8 +33,8 @@ pub trait Drive: Send + Sync {
     /// Takes the engine's lock and one turn.
     fn turn(&self, now: Time) -> Turned;
 
-    /// Turns that callers of the library (not the worker) took or would have taken since the start. While it moves fast, the
-    /// worker keeps out of the way.
+    /// Turns that callers of the library (not the worker) took or would have taken since the start; busy ones may count for
+    /// several. While it moves fast, the worker keeps out of the way.
     fn caller_turns(&self) -> u64;
 }
 

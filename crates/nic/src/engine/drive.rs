@@ -32,6 +32,9 @@ const GRACE_NS: u64 = 100_000;
 /// Turns that a thread takes for the bells of others before it leaves them to the worker.
 const ROUNDS: usize = 64;
 
+/// What a caller's turn that moved packets counts for in [`Drive::caller_turns`].
+const BUSY_TURN: u64 = 8;
+
 /// Channels that are woken outside the lock; more are woken inside, which is slower but as right.
 const WAKES: usize = 8;
 
@@ -302,8 +305,9 @@ impl Core {
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
         let turn = engine.turn(now, ports, self.gate.bells(), budget);
-        // Only whoever holds the lock writes it.
-        self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        // Only whoever holds the lock writes it. A turn that moved packets takes as long as many that did not.
+        let weight = if turn.progressed { BUSY_TURN } else { 1 };
+        self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + weight, Ordering::Relaxed);
         self.release(guard, now, Some(turn));
     }
 
