@@ -189,7 +189,7 @@ mod tests {
             index,
             name: name.into(),
             kind,
-            flags: if kind == 772 { 9 } else { 1 },
+            flags: if kind == 772 { 0x1_0009 } else { 0x1_0001 },
             mtu: 1500,
             oper_state: 6,
             mac: Some([2, 0xfc, 0, 0, 0, index as u8]),
@@ -261,8 +261,11 @@ mod tests {
         let plan = PortPlan { interface: "eth0".into(), addresses: vec![] };
         assert_eq!(facts(&plan, &host()).state, PortState::Active);
         let mut down = host();
-        down[1].oper_state = 2;
+        down[1].flags = 1;
         assert_eq!(facts(&plan, &down).state, PortState::Down);
+        down[1].flags = 0x1_0001;
+        down[1].oper_state = 5;
+        assert_eq!(facts(&plan, &down).state, PortState::Down, "dormant: waits to be authenticated");
         assert_eq!(facts(&plan, &[]).state, PortState::Down);
     }
 }

@@ -63,6 +63,8 @@ impl Address {
 }
 
 const IFF_UP: u32 = libc::IFF_UP as u32;
+/// The carrier is there (`IFF_LOWER_UP` of linux/if.h).
+const IFF_LOWER_UP: u32 = 1 << 16;
 const IFF_LOOPBACK: u32 = libc::IFF_LOOPBACK as u32;
 const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
@@ -74,9 +76,13 @@ impl Interface {
         self.flags & IFF_LOOPBACK != 0
     }
 
-    /// True if packets can pass: administratively up, and the link is up or does not say.
+    /// True if packets can pass: administratively up, with a carrier, and not held back by a test or by authentication. The
+    /// operational state itself follows a new carrier by up to a second, so it is not waited for.
     pub fn is_up(&self) -> bool {
-        self.flags & IFF_UP != 0 && matches!(self.oper_state, 0 | 6)
+        const TESTING: u8 = 4;
+        const DORMANT: u8 = 5;
+        let needed = IFF_UP | IFF_LOWER_UP;
+        self.flags & needed == needed && !matches!(self.oper_state, TESTING | DORMANT)
     }
 
     /// True if a RoCE device can stand on it: an Ethernet-like, tun or loopback interface that is not part of a bond or

@@ -6,17 +6,22 @@ use crate::demo::pattern;
 use crate::demo::step::{MAX_SLOTS, Transport};
 use crate::failure::{During, Failure};
 use scalefabric_verbs::{
-    AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, Mtu, ProtectionDomain, Psn,
-    QKey, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, Qpn, QueuePair, RKey, WcStatus, WorkCompletion,
+    AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, Mtu, PortAttr, PortState,
+    ProtectionDomain, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, Qpn, QueuePair, RKey, WcStatus,
+    WorkCompletion,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Q_Key of the demo's datagram queue pairs.
 const QKEY: QKey = QKey(0x1e_4791);
 
 /// Bytes of a slot in the small region, which holds markers and credits.
 pub const SMALL_SLOT: u64 = 64;
+
+/// How long a port may take to come up.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Inline bytes asked for.
 const INLINE_BYTES: u32 = 64;
@@ -68,8 +73,7 @@ impl Side {
         region_bytes: u64,
         ack_timeout: u8,
     ) -> Result<Self, Failure> {
-        let device = context.device().name;
-        let port = context.query_port(port_num).during(|| format!("query port {port_num} of device {device}"))?;
+        let port = active_port(context.as_ref(), port_num)?;
         let (gid_index, gid) = choose_gid(context.as_ref(), port_num, gid_index)?;
         let domain = context.alloc_pd().during(|| "make a protection domain")?;
         let access = AccessFlags::LOCAL_WRITE
@@ -226,6 +230,24 @@ fn masks(transport: Transport) -> (QpAttrMask, QpAttrMask) {
         ),
         Transport::Uc => (connected, QpAttrMask::SQ_PSN),
         Transport::Ud => (QpAttrMask::empty(), QpAttrMask::SQ_PSN),
+    }
+}
+
+/// Waits until the port is up: a new link takes a moment, up to a second, to say so.
+fn active_port(context: &dyn Context, port_num: u8) -> Result<PortAttr, Failure> {
+    let device = context.device().name;
+    let begin = Instant::now();
+    loop {
+        let port = context.query_port(port_num).during(|| format!("query port {port_num} of device {device}"))?;
+        if port.state == PortState::Active {
+            return Ok(port);
+        }
+        if begin.elapsed() > PORT_PATIENCE {
+            return Err(Failure::failed(format!(
+                "port {port_num} of device {device} is down: bring its interface up (`ip link set NAME up`)"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
