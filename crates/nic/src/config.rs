@@ -54,17 +54,21 @@ pub struct Budget {
     pub transmit_per_qp: usize,
     /// QPs served in a turn. Default 64.
     pub qps: usize,
+    /// ACKs for what this turn takes in wait for the next turn, unless much has come. Default false. True for callers that
+    /// poll: they see the data first, and what they post then leaves in one train with the ACK.
+    pub hold_acks: bool,
 }
 
 impl Budget {
     /// What a turn has when it runs inside `post_send`: enough for what was just posted, not enough to keep the caller. Who
     /// posts and polls in turn has just asked the ports (a system call each); who only posts still takes in ACKs.
-    pub const INLINE: Self = Self { receive: 64, receive_gap_ns: 5_000, transmit_per_qp: 128, qps: 4 };
+    pub const INLINE: Self =
+        Self { receive: 64, receive_gap_ns: 5_000, transmit_per_qp: 128, qps: 4, hold_acks: false };
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { receive: 256, receive_gap_ns: 0, transmit_per_qp: 128, qps: 64 }
+        Self { receive: 256, receive_gap_ns: 0, transmit_per_qp: 128, qps: 64, hold_acks: false }
     }
 }
 

@@ -39,6 +39,13 @@ const GSI_QUEUE: usize = 256;
 /// How long to wait for a port that refused a train, ns: a socket buffer of 64 KiB empties in that time at 25 Gb/s.
 const BLOCKED_RETRY_NS: u64 = 20_000;
 
+/// Datagrams whose ACKs are held back, at most: a quarter of the default window.
+const MAX_HELD: usize = 64;
+
+/// How long a held ACK waits if nobody turns the engine, ns: as long as the worker stands aside from callers that poll.
+/// A smaller time would wake it for each message.
+const HOLD_NS: u64 = 1_000_000;
+
 /// How a turn went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Turn {
@@ -76,6 +83,8 @@ pub(crate) struct Nic {
     last: Time,
     /// When the ports were last asked for datagrams.
     received: Time,
+    /// Datagrams taken in whose ACKs are held back.
+    held: usize,
 }
 
 impl Engine {
@@ -113,6 +122,7 @@ impl Engine {
             routed: 0,
             last: Time(0),
             received: Time(0),
+            held: 0,
         };
         Self { accessor, nic }
     }
@@ -145,16 +155,22 @@ impl Engine {
         let now = now.max(nic.last);
         nic.last = now;
         nic.begin(now, ports);
-        let mut progressed = false;
+        let mut taken = 0;
         if now.since(nic.received) >= budget.receive_gap_ns {
             nic.received = now;
             for index in 0..ports.len() {
-                progressed |= nic.receive(now, &access, index, ports, budget.receive);
+                taken += nic.receive(now, &access, index, ports, budget.receive);
             }
         }
+        let mut progressed = taken > 0;
         nic.take_doorbells(doorbells);
         nic.run_timers(now, &access, ports);
         progressed |= nic.transmit(now, &access, ports, budget);
+        if budget.hold_acks && taken > 0 && nic.held + taken <= MAX_HELD {
+            nic.held += taken;
+        } else {
+            nic.acknowledge(now, &access, ports);
+        }
         progressed |= nic.flush(ports);
         drop(access);
         nic.end(now, ports, progressed)
@@ -209,7 +225,7 @@ impl Nic {
         }
     }
 
-    /// Takes a batch of datagrams from a port and ends it: one ACK covers what came together.
+    /// Takes a batch of datagrams from a port; gives how many. [`Nic::acknowledge`] ends it.
     fn receive(
         &mut self,
         now: Time,
@@ -217,23 +233,38 @@ impl Nic {
         index: usize,
         ports: &mut [Box<dyn Port>],
         max: usize,
-    ) -> bool {
+    ) -> usize {
         let port_num = index as u8 + 1;
         let count = ports[index].receive(max, &mut |datagram| self.take(now, memory, port_num, datagram));
         if count == 0 {
-            return false;
+            return 0;
         }
-        let mut touched = core::mem::take(&mut self.touched);
-        for qp in touched.drain(..) {
-            self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
-                *entry.touched = false;
-                entry.transport.end_of_batch(host);
-            });
+        let touched = core::mem::take(&mut self.touched);
+        for &qp in &touched {
+            // State, timers and CQs as the packets left them.
+            self.with_qp(qp, now, memory, Some(&*ports), |_, _| ());
             // The batch may have opened the window, or asked for a READ.
             self.run.push(qp);
         }
         self.touched = touched;
-        true
+        count
+    }
+
+    /// Ends the batch: one ACK for each QP covers what came together. Requests have left before it, so that an ACK, which is
+    /// shorter than any of them, can close their train instead of making one of its own.
+    fn acknowledge(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
+        self.held = 0;
+        let mut touched = core::mem::take(&mut self.touched);
+        for qp in touched.drain(..) {
+            let owes = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
+                *entry.touched = false;
+                entry.transport.end_of_batch(host)
+            });
+            if owes == Some(true) {
+                self.run.push(qp);
+            }
+        }
+        self.touched = touched;
     }
 
     fn take(&mut self, now: Time, memory: &Access<'_>, port_num: u8, datagram: &Datagram<'_>) {
@@ -426,7 +457,7 @@ impl Nic {
         for _ in 0..self.run.len().min(budget.qps) {
             let Some(qp) = self.run.pop() else { break };
             let next = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
-                let next = entry.transport.transmit(host, budget.transmit_per_qp);
+                let next = entry.transport.transmit_before_ack(host, budget.transmit_per_qp, *entry.touched);
                 *entry.wake_at = match next {
                     Next::At(at) => Some(at),
                     _ => None,
@@ -481,6 +512,9 @@ impl Nic {
         let ready = !self.run.is_empty() && !blocked;
         if ready {
             sooner(now);
+        }
+        if self.held > 0 {
+            sooner(now.after(HOLD_NS));
         }
         Turn { progressed, ready, next_deadline: deadline }
     }

@@ -122,11 +122,17 @@ impl QueuePair {
 
     /// Sends at most `budget` packets: answers first, but never so many that requests starve.
     pub fn transmit<H: Host>(&mut self, host: &mut H, budget: usize) -> Next {
+        self.transmit_before_ack(host, budget, false)
+    }
+
+    /// The same; with `hold_ack` a plain ACK is kept back for [`QueuePair::end_of_batch`], which must follow. So requests
+    /// leave before it, and a short ACK can close their train.
+    pub fn transmit_before_ack<H: Host>(&mut self, host: &mut H, budget: usize, hold_ack: bool) -> Next {
         // A doorbell on a QP in ERR or SQE: what was posted is flushed.
         self.flush(host);
         let mut answers = budget.div_ceil(2);
         let mut left = budget - answers;
-        let mut next = self.transmit_answers(host, &mut answers);
+        let mut next = self.transmit_answers(host, &mut answers, hold_ack);
         left += answers;
         if next == Next::Blocked {
             return next;
@@ -139,18 +145,18 @@ impl QueuePair {
             }
         };
         if next == Next::Ready && left > 0 && requests != Next::Blocked {
-            next = self.transmit_answers(host, &mut left);
+            next = self.transmit_answers(host, &mut left, hold_ack);
         }
         next.and(requests)
     }
 
-    fn transmit_answers<H: Host>(&mut self, host: &mut H, budget: &mut usize) -> Next {
-        match self.responder.transmit(&self.ctx, host, budget) {
+    fn transmit_answers<H: Host>(&mut self, host: &mut H, budget: &mut usize, hold_ack: bool) -> Next {
+        match self.responder.transmit(&self.ctx, host, budget, hold_ack) {
             Ok(next) => next,
             Err(fatal) => {
                 self.enter_error(host, fatal.event);
                 // The NAK that says why.
-                self.responder.transmit(&self.ctx, host, budget).unwrap_or(Next::Idle)
+                self.responder.transmit(&self.ctx, host, budget, false).unwrap_or(Next::Idle)
             }
         }
     }
@@ -182,11 +188,13 @@ impl QueuePair {
         }
     }
 
-    /// Ends a batch of received packets: sends the ACK that covers them all.
-    pub fn end_of_batch<H: Host>(&mut self, host: &mut H) {
+    /// Ends a batch of received packets: sends the ACK that covers them all. True if [`QueuePair::transmit`] has answers
+    /// left to send.
+    pub fn end_of_batch<H: Host>(&mut self, host: &mut H) -> bool {
         if let Err(fatal) = self.responder.end_of_batch(&self.ctx, host) {
             self.enter_error(host, fatal.event);
         }
+        self.responder.owes()
     }
 
     /// The next time at which [`QueuePair::on_timer`] has something to do. After it, [`QueuePair::transmit`] may have.

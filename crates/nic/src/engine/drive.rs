@@ -283,7 +283,9 @@ impl Core {
             self.turned_away.store(self.turned_away.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             return false;
         };
-        self.caller_turn(guard, self.config.budget);
+        // Without a worker nobody would send a held ACK if this caller never came back.
+        let hold_acks = self.kick.get().is_some();
+        self.caller_turn(guard, Budget { hold_acks, ..self.config.budget });
         self.serve();
         true
     }

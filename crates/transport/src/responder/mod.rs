@@ -192,7 +192,14 @@ impl Responder {
 
     /// Sends what is pending in order (READ responses, ACKs, a NAK), at most `budget` packets, which it counts down.
     /// Also called in ERR, so that the NAK that explains the error leaves. [`Next::Idle`] when nothing is left.
-    pub fn transmit<H: Host>(&mut self, ctx: &Context, host: &mut H, budget: &mut usize) -> Result<Next, Fatal> {
+    /// With `hold_ack` a plain ACK is kept back.
+    pub fn transmit<H: Host>(
+        &mut self,
+        ctx: &Context,
+        host: &mut H,
+        budget: &mut usize,
+        hold_ack: bool,
+    ) -> Result<Next, Fatal> {
         if ctx.state == QpState::Err && !self.parting {
             return Ok(Next::Idle);
         }
@@ -206,7 +213,7 @@ impl Responder {
                 Err((fault, psn)) => self.cannot_answer(ctx, host, at, fault, psn)?,
             }
         }
-        if self.verdict != Verdict::None {
+        if self.verdict != Verdict::None && !(hold_ack && self.verdict == Verdict::Ack) {
             if *budget == 0 {
                 return Ok(Next::Ready);
             }
@@ -249,6 +256,11 @@ impl Responder {
             let _ = self.emit_verdict(ctx, host);
         }
         Ok(())
+    }
+
+    /// True if the peer is owed something that [`Responder::transmit`] has to send.
+    pub fn owes(&self) -> bool {
+        self.verdict != Verdict::None || self.resources.first_unsent().is_some()
     }
 
     /// When [`Responder::on_timer`] has something to do: never, the responder waits for packets only.

@@ -177,7 +177,7 @@ impl Bed {
     /// `transmit`, or `None` if that ended the QP.
     pub fn transmit(&mut self, budget: usize) -> Option<Next> {
         let mut budget = budget;
-        match self.r.transmit(&self.ctx, &mut self.host, &mut budget) {
+        match self.r.transmit(&self.ctx, &mut self.host, &mut budget, false) {
             Ok(next) => Some(next),
             Err(fatal) => {
                 self.settle(Err(fatal));
