@@ -176,6 +176,21 @@ impl Engine {
         nic.end(now, ports, progressed)
     }
 
+    /// Sends ACKs that a caller's turn held back, before a verb does something that they must not wait for: a QP may be gone
+    /// afterwards.
+    pub(crate) fn send_held(&mut self, ports: &mut [Box<dyn Port>]) {
+        let nic = &mut self.nic;
+        if nic.held == 0 {
+            return;
+        }
+        let now = nic.last;
+        let access = self.accessor.enter();
+        nic.begin(now, ports);
+        nic.acknowledge(now, &access, ports);
+        nic.flush(ports);
+        ports.iter_mut().for_each(|port| port.flush());
+    }
+
     /// What waits, without a turn: for whoever changed something by a verb.
     pub(crate) fn outlook(&self, now: Time) -> Turn {
         let ready = !self.nic.run.is_empty();

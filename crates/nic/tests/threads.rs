@@ -22,12 +22,17 @@ struct Side {
 }
 
 fn sides() -> [Side; 2] {
+    sides_with(|_| ())
+}
+
+fn sides_with(prepare: impl Fn(&Core)) -> [Side; 2] {
     let wire = MemoryWire::new();
     [1, 2].map(|n| {
         let config = NicConfig::new("real", vec![PortConfig::new("wire", vec![Gid::from_ip(ip(n))])]);
         let counters = Arc::new(PortCounters::default());
         let port: Box<dyn Port> = Box::new(wire.port(&[ip(n)]));
         let core = Core::new(config, vec![port], vec![counters.clone()]).unwrap();
+        prepare(&core);
         let ctx: Arc<dyn Context> = NicContext::new(&core).unwrap();
         let pd = ctx.alloc_pd().unwrap();
         Side { ctx, counters, pd }
@@ -111,6 +116,28 @@ fn post_recv(end: &End) {
 fn say(end: &End, imm: u32) {
     let wr = SendWr { flags: SendFlags::INLINE, inline_data: b"ping", ..SendWr::new(2, SendOp::SendWithImm { imm }) };
     end.qp.post_send(&[wr]).unwrap();
+}
+
+/// A worker that never comes.
+struct Nobody;
+
+impl scalefabric_nic::engine::drive::Kick for Nobody {
+    fn kick(&self, _at: scalefabric_transport::Time) {}
+}
+
+#[test]
+fn a_held_ack_leaves_before_the_qp_that_owes_it_is_destroyed() {
+    // With a worker to fall back on, a poll that takes a message in holds its ACK back for what may be posted next.
+    let sides = sides_with(|core| core.set_kick(Box::new(Nobody)));
+    let [a, b] = connect(&sides, true);
+    post_recv(&b);
+    say(&a, 7);
+    assert_eq!(next_recv(&b).imm, 7);
+    b.qp.destroy().unwrap();
+    let mut out = [blank()];
+    let got = (0..1000).any(|_| a.cq.poll(&mut out).unwrap() == 1);
+    assert!(got, "the ACK went down with its QP");
+    assert_eq!(out[0].status, WcStatus::Success);
 }
 
 #[test]

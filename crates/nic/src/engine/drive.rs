@@ -271,7 +271,10 @@ impl Core {
     pub(crate) fn lock(&self) -> Held<'_> {
         // Verbs touch memory, too: a QP that leaves SQD, or fails, goes on with what it has.
         memory_guard::ensure(self.now().0);
-        Held { core: self, guard: Some(self.gate.wait()) }
+        let mut guard = self.gate.wait();
+        let State { engine, ports } = &mut *guard;
+        engine.send_held(ports);
+        Held { core: self, guard: Some(guard) }
     }
 
     /// A polling thread's turn; false if another thread has the engine, or nobody but [`Core::turn_at`] may drive.
