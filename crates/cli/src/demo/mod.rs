@@ -167,14 +167,18 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         end_with_parent();
     }
     let reporter = Reporter::new(options.events);
-    let outcome = one_side(options, &reporter);
-    match outcome {
+    match one_side(options, &reporter) {
+        Ok(()) => {
+            // By now the device is closed and a capture is written to its end.
+            reporter.tell(&Event::Done);
+            Ok(())
+        }
         Err(failure) if options.events => {
             // The parent tells it; here it would be told twice.
             reporter.tell(&Event::Failed { message: failure.to_string(), is_usage: failure.is_usage() });
             Err(Failure::told(failure))
         }
-        other => other,
+        Err(failure) => Err(failure),
     }
 }
 
@@ -202,7 +206,6 @@ fn one_side(options: &Options, reporter: &Reporter) -> Result<(), Failure> {
     }
     let after = context.hw_counters(options.port).during(|| "read the counters")?;
     reporter.tell(&Event::Counters { values: changed(&before, &after) });
-    reporter.tell(&Event::Done);
     Ok(())
 }
 

@@ -69,8 +69,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     processes.push(start(Side::Target, options, namespaces.as_ref(), &target, speak.clone())?);
     let mut report = Report::new(options);
     let mut progress = Progress::new(0);
-    let mut finished = [false; 2];
-    while finished != [true; 2] {
+    let (mut finished, mut ended) = ([false; 2], [false; 2]);
+    while ended != [true; 2] {
         match next(&hear)? {
             Heard::Event(Side::Target, Event::Listening { address }) => {
                 let initiator = ["--connect".to_owned(), address];
@@ -82,8 +82,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             Heard::Event(side, Event::Done) => finished[side as usize] = true,
             Heard::Event(side, event) => take(side, event, options, &mut report, &mut progress),
             Heard::Line(side, line) => eprintln!("{}: {line}", side.name()),
-            Heard::End(side) if finished[side as usize] => {}
-            Heard::End(side) => return Err(ended(side, &mut processes)),
+            Heard::End(side) if finished[side as usize] => ended[side as usize] = true,
+            Heard::End(side) => return Err(ended_early(side, &mut processes)),
             Heard::Interrupt => {
                 progress.clear();
                 return Err(Failure::interrupted());
@@ -139,7 +139,7 @@ fn blamed(side: Side, message: &str, is_usage: bool, hear: &Receiver<Heard>) -> 
     if is_usage { Failure::usage(text) } else { Failure::failed(text) }
 }
 
-fn ended(side: Side, processes: &mut [Running]) -> Failure {
+fn ended_early(side: Side, processes: &mut [Running]) -> Failure {
     let running = processes.iter_mut().find(|running| running.side == side);
     let status = running.and_then(|running| running.child.wait().ok());
     let how = status.map_or_else(|| "ended".to_owned(), |status| format!("ended with {status}"));
