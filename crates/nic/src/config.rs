@@ -120,9 +120,9 @@ impl NicConfig {
 
 /// `enum ibv_device_cap_flags`: BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG, CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT,
 /// SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, MEM_WINDOW, XRC, MEM_MGT_EXTENSIONS (LOCAL_INV and SEND with invalidate),
-/// MEM_WINDOW_TYPE_2B. Not claimed: RESIZE_MAX_WR, and UD_AV_PORT_ENFORCE, since a datagram leaves by its handle's port.
+/// MEM_WINDOW_TYPE_2B, and UD_AV_PORT_ENFORCE. Not claimed: RESIZE_MAX_WR.
 const CAPABILITIES: u32 = {
-    let bits = [1, 2, 4, 7, 10, 11, 12, 13, 17, 20, 21, 24];
+    let bits = [1, 2, 4, 6, 7, 10, 11, 12, 13, 17, 20, 21, 24];
     let (mut flags, mut i) = (0, 0);
     while i < bits.len() {
         flags |= 1 << bits[i];

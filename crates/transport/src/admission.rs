@@ -94,7 +94,9 @@ fn check_source<'a, H: Host>(
 ) -> Result<SourceChecked<'a>, DropReason> {
     let packet = p.0.0;
     if ctx.qp_type == QpType::Ud {
-        return Ok(SourceChecked(p, false));
+        // Anybody may send to a UD QP, but it has one port (clause 10.2.4), whose P_Keys count.
+        let ours = packet.port_num == ctx.attr.port_num;
+        return if ours { Ok(SourceChecked(p, false)) } else { Err(DropReason::WrongPeer) };
     }
     let comes_by = |host: &mut H, path: &AddressVector, port_num: u8| {
         packet.port_num == port_num && packet.src == path.dgid && packet.dst == host.gid(port_num, path.sgid_index)

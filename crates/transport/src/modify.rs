@@ -33,6 +33,9 @@ impl QueuePair {
             && self.ctx.attr.path_mig_state == MigState::Armed
         {
             migration::migrate(&mut self.ctx, host);
+            // What was tried on the old path does not count on the new one, and its timeout is its own.
+            self.requester.retry.progress(&self.ctx);
+            self.requester.retry.restart_if_armed(&self.ctx, host.now());
         }
         self.ctx.apply(attr, mask);
         self.ctx.state = to;
@@ -112,7 +115,11 @@ impl Context {
             DEST_QPN: dest_qp_num;
             RATE_LIMIT: rate_limit;
         }
-        // The path leaves by the QP's port, whatever the vector says.
+        if self.state == QpState::Sqd && mask.contains(QpAttrMask::AV) && !mask.contains(QpAttrMask::PORT) {
+            // As Linux has it: a new vector in SQD takes the QP to its port.
+            ours.port_num = attr.ah_attr.port_num;
+        }
+        // The path leaves by the QP's port; elsewhere the two are the same, which the values' check saw to.
         ours.ah_attr.port_num = ours.port_num;
         ours.alt_ah_attr.port_num = ours.alt_port_num;
         if mask.intersects(QpAttrMask::PATH_MIG_STATE | QpAttrMask::ALT_PATH) {

@@ -51,22 +51,27 @@ pub fn check_values(
     }
     if mask.contains(QpAttrMask::AV) {
         check_address_vector("ah_attr", &attr.ah_attr, qp_type, limits)?;
+        // In SQD a new vector alone takes the QP to its port; elsewhere the port is what INIT or this call says.
+        let follows = current.qp_state == QpState::Sqd && !mask.contains(QpAttrMask::PORT);
+        if attr.ah_attr.port_num != port && !follows {
+            return Err(VerbsError::invalid(format!(
+                "ah_attr.port_num {} is not the QP's port {port}: give the port of the transition to INIT",
+                attr.ah_attr.port_num
+            )));
+        }
+    } else if mask.contains(QpAttrMask::PORT) && !current.ah_attr.dgid.is_zero() {
+        let moved = AddressVector { port_num: port, ..current.ah_attr };
+        check_address_vector("ah_attr, which stays,", &moved, qp_type, limits)?;
+        check_mtu("path_mtu, which stays,", current.path_mtu, port, limits)?;
     }
     if mask.contains(QpAttrMask::ALT_PATH) {
         check_alternate_path(qp_type, attr, limits)?;
+        let mtu = if mask.contains(QpAttrMask::PATH_MTU) { attr.path_mtu } else { current.path_mtu };
+        check_mtu("path_mtu", mtu, attr.alt_port_num, limits)?;
     }
     if mask.contains(QpAttrMask::PATH_MTU) {
         let port = if mask.contains(QpAttrMask::AV) { attr.ah_attr.port_num } else { port };
-        let active = limits.active_mtu(port);
-        if attr.path_mtu > active {
-            return Err(VerbsError::invalid(format!(
-                "path_mtu {} is larger than the active MTU {} of port {port}: use {} or less, or raise the interface's MTU \
-                 at both ends",
-                attr.path_mtu.bytes(),
-                active.bytes(),
-                active.bytes(),
-            )));
-        }
+        check_mtu("path_mtu", attr.path_mtu, port, limits)?;
     }
     let below = [
         (QpAttrMask::TIMEOUT, "timeout", attr.timeout, 31, "4.096 us x 2^timeout; 14 is 67 ms, 0 waits for ever"),
@@ -190,6 +195,20 @@ fn check_address_fields(name: &str, av: &AddressVector) -> Result<(), VerbsError
         return Err(VerbsError::invalid(format!("{name}.sl {} is out of range 0 to 15 (RoCE uses 0 to 7)", av.sl)));
     }
     Ok(())
+}
+
+fn check_mtu(name: &str, mtu: Mtu, port: u8, limits: &dyn DeviceLimits) -> Result<(), VerbsError> {
+    let active = limits.active_mtu(port);
+    if mtu <= active {
+        return Ok(());
+    }
+    Err(VerbsError::invalid(format!(
+        "{name} {} is larger than the active MTU {} of port {port}: use {} or less, or raise the interface's MTU at both \
+         ends",
+        mtu.bytes(),
+        active.bytes(),
+        active.bytes(),
+    )))
 }
 
 fn check_alternate_path(qp_type: QpType, attr: &QpAttr, limits: &dyn DeviceLimits) -> Result<(), VerbsError> {

@@ -320,7 +320,7 @@ fn at_the_edge() -> QpAttr {
         max_rd_atomic: 16,
         max_dest_rd_atomic: 32,
         min_rnr_timer: 31,
-        port_num: 2,
+        port_num: 1,
         timeout: 31,
         retry_cnt: 7,
         rnr_retry: 7,
@@ -353,6 +353,9 @@ fn values_at_the_edge_pass_and_one_step_beyond_fail_by_name() {
         ("flow_label 0x100000", QpAttrMask::AV, |a| a.ah_attr.flow_label = 0x10_0000),
         ("sl 16", QpAttrMask::AV, |a| a.ah_attr.sl = 16),
         ("ah_attr.port_num 3", QpAttrMask::AV, |a| a.ah_attr.port_num = 3),
+        ("ah_attr.port_num 2 is not the QP's port 1", QpAttrMask::AV, |a| {
+            a.ah_attr = AddressVector { port_num: 2, ..a.alt_ah_attr };
+        }),
         ("alt_port_num 0", QpAttrMask::ALT_PATH, |a| a.alt_port_num = 0),
         ("differ", QpAttrMask::ALT_PATH, |a| a.alt_port_num = 1),
         ("alt_pkey_index 2", QpAttrMask::ALT_PATH, |a| a.alt_pkey_index = 2),

@@ -47,9 +47,10 @@ fn processes_share_an_address_and_each_gets_its_own() {
     exchange(a, b, 10);
     exchange(b, c, 20);
     exchange(c, a, 30);
-    // Counters are the device's: everybody sees the same sum.
-    let counters = b.ask("counter drop_no_such_qp");
-    assert_eq!(counters, "0");
+    // Counters are the device's: everybody sees the same sum, whoever's requests they were. A busy machine may have made a
+    // requester impatient, so there may be more than six.
+    let sums: Vec<u64> = all.iter_mut().map(|c| c.ask("counter rx_write_requests").parse().unwrap()).collect();
+    assert!(sums[0] >= 6 && sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
 }
 
 #[test]

@@ -197,8 +197,10 @@ impl Requester {
         } else {
             self.retry.restart(ctx, host.now());
         }
+        // A WQE that failed here ends the QP when its turn comes: then the queue is not drained but in error.
+        self.check_failed(ctx, host)?;
         self.check_drained(ctx, host);
-        self.check_failed(ctx, host)
+        Ok(())
     }
 
     /// The ACK timer and the RNR wait.

@@ -40,7 +40,8 @@ impl Requester {
                 WcStatus::RemAccessErr
             }
             NakCode::RemoteOperationalError => WcStatus::RemOpErr,
-            NakCode::InvalidRdRequest => WcStatus::RemInvRdReqErr,
+            // A code of RD, which no peer of ours speaks: reserved here, like those without a meaning.
+            NakCode::InvalidRdRequest => WcStatus::BadRespErr,
         };
         Err(self.fail_oldest(ctx, host, status))
     }

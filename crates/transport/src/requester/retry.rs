@@ -35,6 +35,13 @@ impl Retry {
         self.ack_deadline = ack_timeout_ns(ctx.attr.timeout).map(|ns| now.after(ns));
     }
 
+    /// The path changed: if an answer is awaited, the timer begins anew with the timeout of the new one.
+    pub fn restart_if_armed(&mut self, ctx: &Context, now: Time) {
+        if self.ack_deadline.is_some() {
+            self.restart(ctx, now);
+        }
+    }
+
     /// Nothing is awaited.
     pub fn disarm(&mut self) {
         self.ack_deadline = None;

@@ -145,7 +145,9 @@ pub(crate) fn check(ctx: &Context, wqe: &SendWqe, active_mtu: u32) -> Result<(),
         return Err(WcStatus::LocLenErr);
     }
     if ctx.qp_type == QpType::Ud {
-        if wqe.ud.is_none() {
+        // A datagram leaves by the QP's port, whose P_Key it carries: a handle of another port is refused, as a device
+        // that claims UD_AV_PORT_ENFORCE must.
+        if wqe.ud.is_none_or(|(av, ..)| av.port_num != ctx.attr.port_num) {
             return Err(WcStatus::LocQpOpErr);
         }
         // C10-93.1.1 would have it vanish without an error; hardware reports it, and so do we.
@@ -278,7 +280,7 @@ fn feth(placement: FlushPlacement, level: FlushLevel) -> Feth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scalefabric_verbs::{Qpn, RKey};
+    use scalefabric_verbs::{AddressVector, Qpn, RKey};
 
     use crate::queue_pair::Config;
     use crate::testing::attributes;
@@ -397,7 +399,8 @@ mod tests {
                 let length = op.kind().rule().fixed_length.unwrap_or(if qp_type == QpType::Ud { 1000 } else { 3000 });
                 let mut w = wqe(op, length);
                 w.xrc_srqn = Some(scalefabric_wire::Srqn::new(5));
-                w.ud = Some((ctx.attr.ah_attr, Qpn::new(3), QKey(1)));
+                let port_num = ctx.attr.port_num;
+                w.ud = Some((AddressVector { port_num, ..ctx.attr.ah_attr }, Qpn::new(3), QKey(1)));
                 let allowed = check(&ctx, &w, 1024).is_ok();
                 assert_eq!(allowed, op.kind().rule().types.contains(&qp_type));
                 for packet in 0..packets(&w, 1024) {

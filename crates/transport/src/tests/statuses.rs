@@ -82,8 +82,8 @@ fn nak_remote_operational_error_is_rem_op_err() {
 }
 
 #[test]
-fn nak_invalid_rd_request_is_rem_inv_rd_req_err() {
-    second_fails(|d| d.nak(1, NakCode::InvalidRdRequest), RemInvRdReqErr);
+fn a_nak_that_only_rd_has_is_bad_resp_err() {
+    second_fails(|d| d.nak(1, NakCode::InvalidRdRequest), BadRespErr);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! UC, UD and the initiator of XRC: what they send, and what an error does to them (clauses 9.8, 10.3.1.6, annex A14).
 
 use scalefabric_verbs::WcStatus::*;
-use scalefabric_verbs::{Mtu, QKey, QpAttrMask, QpState, QpType, Qpn, RKey, Srqn};
+use scalefabric_verbs::{AddressVector, Mtu, QKey, QpAttrMask, QpState, QpType, Qpn, RKey, Srqn};
 
 use super::{Dialogue, SIGNALED, WRITE, piece};
 use crate::host::WqeOp;
@@ -50,7 +50,7 @@ fn a_send_error_leads_uc_to_sqe_and_back_while_it_goes_on_receiving() {
 #[test]
 fn a_datagram_carries_its_own_address_and_q_key() {
     let mut d = Dialogue::new(QpType::Ud, Config::default(), |attr| attr.qkey = QKey(0x8765_4321));
-    let av = d.peer.address(2);
+    let av = AddressVector { flow_label: 77, ..d.peer.address(1) };
     for qkey in [QKey(0x7fff_ffff), QKey(0x8000_0000)] {
         d.side.host.post_datagram(1, WqeOp::Send, &[piece(0, 100)], (av, Qpn::new(0x33), qkey));
     }
@@ -59,7 +59,7 @@ fn a_datagram_carries_its_own_address_and_q_key() {
     assert_eq!(deth[0].qkey, QKey(0x7fff_ffff));
     assert_eq!(deth[1].qkey, QKey(0x8765_4321), "the top bit means the QP's own");
     assert_eq!(deth[0].src_qp, d.side.qp.qpn());
-    assert_eq!((sent[0].headers.bth.dest_qp, sent[0].dst, sent[0].port_num), (Qpn::new(0x33), av.dgid, 2));
+    assert_eq!((sent[0].headers.bth.dest_qp, sent[0].dst, sent[0].port_num), (Qpn::new(0x33), av.dgid, 1));
     assert_eq!(super::relative(&sent[1]), 1);
     assert_eq!(d.completions(), [(1, Success), (1, Success)]);
 }
@@ -75,6 +75,15 @@ fn a_datagram_of_one_byte_more_than_the_mtu_is_loc_len_err() {
         assert_eq!(d.completions(), [(1, status)]);
         assert_eq!(d.side.qp.state(), state);
     }
+}
+
+#[test]
+fn a_datagram_by_a_handle_of_another_port_is_loc_qp_op_err() {
+    let mut d = Dialogue::new(QpType::Ud, Config::default(), |_| ());
+    let av = d.peer.address(2);
+    d.side.host.post_datagram(1, WqeOp::Send, &[piece(0, 100)], (av, Qpn::new(0x33), QKey(1)));
+    assert_eq!(d.sends(), []);
+    assert_eq!(d.completions(), [(1, LocQpOpErr)]);
 }
 
 #[test]
