@@ -49,7 +49,7 @@ fn fault_spec(faults: &[String]) -> Result<Option<FaultSpec>, Failure> {
     Ok(Some(spec))
 }
 
-/// Opens all devices, or the named one.
+/// Opens all devices, or the named one. One of several that cannot be opened is told on standard error and left out.
 pub fn open_all(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<Arc<dyn Context>>, Failure> {
     let provider = provider(options)?;
     let names: Vec<String> = match only {
@@ -59,7 +59,26 @@ pub fn open_all(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<Arc
     if names.is_empty() {
         return Err(Failure::failed("there is no device: no network interface is up that has an address"));
     }
-    names.iter().map(|name| provider.open(name).during(|| format!("open device {name}"))).collect()
+    let mut opened = Vec::new();
+    let mut last = None;
+    for name in &names {
+        match provider.open(name).during(|| format!("open device {name}")) {
+            Ok(context) => opened.push(context),
+            Err(failure) => {
+                if let Some(failure) = last.replace(failure) {
+                    eprintln!("sfab: {failure}");
+                }
+            }
+        }
+    }
+    match last {
+        Some(failure) if opened.is_empty() => Err(failure),
+        Some(failure) => {
+            eprintln!("sfab: {failure}");
+            Ok(opened)
+        }
+        None => Ok(opened),
+    }
 }
 
 /// The named device, or the one on a network interface.

@@ -80,10 +80,18 @@ pub fn devices(interfaces: &[Interface], options: &Options) -> Vec<DevicePlan> {
     };
     if options.automatic {
         let whole = |i: &Interface| vec![PortPlan { interface: i.name.clone(), addresses: Vec::new() }];
+        // An interface whose whole belongs to a configured device has no device of its own: both would want its addresses.
+        // The others keep their numbers.
+        let configured = |i: &Interface| {
+            let mut ports = options.devices.iter().flat_map(|d| &d.ports);
+            ports.any(|p| p.interface == i.name && p.addresses.is_empty())
+        };
         for (n, interface) in interfaces.iter().filter(|i| i.is_usable() && !i.is_loopback()).enumerate() {
-            add(format!("sf{n}"), whole(interface));
+            if !configured(interface) {
+                add(format!("sf{n}"), whole(interface));
+            }
         }
-        if let Some(loopback) = interfaces.iter().find(|i| i.is_loopback()) {
+        if let Some(loopback) = interfaces.iter().find(|i| i.is_loopback() && !configured(i)) {
             add(LOOPBACK.into(), whole(loopback));
         }
     }
@@ -224,9 +232,25 @@ mod tests {
         let port = |name: &str| PortOptions { interface: name.into(), addresses: vec![] };
         let pair = DeviceOptions { name: "pair".into(), ports: vec![port("eth0"), port("eth1")] };
         let plans = devices(&host(), &Options { devices: vec![pair], ..Options::default() });
-        assert_eq!(plans[3].info.interfaces, ["eth0", "eth1"]);
-        assert_eq!(plans[3].info.index, 3);
-        assert_ne!(plans[3].info.node_guid, plans[0].info.node_guid);
+        let names: Vec<_> = plans.iter().map(|p| p.info.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["sflo", "pair"],
+            "eth0 and eth1 have no devices of their own: both would want the addresses"
+        );
+        assert_eq!(plans[1].info.interfaces, ["eth0", "eth1"]);
+        assert_eq!(plans[1].info.index, 1);
+        assert_ne!(plans[1].info.node_guid, plans[0].info.node_guid);
+    }
+
+    #[test]
+    fn an_interface_of_which_a_device_takes_one_address_keeps_its_own_device_and_the_others_their_numbers() {
+        let port = |name: &str, addresses: Vec<IpAddr>| PortOptions { interface: name.into(), addresses };
+        let part = DeviceOptions { name: "part".into(), ports: vec![port("eth1", vec!["10.9.9.9".parse().unwrap()])] };
+        let whole = DeviceOptions { name: "whole".into(), ports: vec![port("eth0", vec![])] };
+        let plans = devices(&host(), &Options { devices: vec![part, whole], ..Options::default() });
+        let names: Vec<_> = plans.iter().map(|p| p.info.name.as_str()).collect();
+        assert_eq!(names, ["sf1", "sflo", "part", "whole"]);
     }
 
     #[test]
