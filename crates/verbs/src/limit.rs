@@ -39,7 +39,13 @@ pub fn check_values(
     mask: QpAttrMask,
     limits: &dyn DeviceLimits,
 ) -> Result<(), VerbsError> {
-    let port = if mask.contains(QpAttrMask::PORT) { attr.port_num } else { current.port_num };
+    // In SQD a new vector alone takes the QP to its port; elsewhere the port is what INIT or this call says.
+    let follows = current.qp_state == QpState::Sqd && mask.contains(QpAttrMask::AV);
+    let port = match (mask.contains(QpAttrMask::PORT), follows) {
+        (true, _) => attr.port_num,
+        (false, true) => attr.ah_attr.port_num,
+        (false, false) => current.port_num,
+    };
     if mask.contains(QpAttrMask::PORT) {
         check_port("port_num", attr.port_num, limits)?;
     }
@@ -49,19 +55,20 @@ pub fn check_values(
     if mask.contains(QpAttrMask::ACCESS_FLAGS) {
         attr.qp_access_flags.check_qp()?;
     }
+    let connected = !current.ah_attr.dgid.is_zero();
     if mask.contains(QpAttrMask::AV) {
         check_address_vector("ah_attr", &attr.ah_attr, qp_type, limits)?;
-        // In SQD a new vector alone takes the QP to its port; elsewhere the port is what INIT or this call says.
-        let follows = current.qp_state == QpState::Sqd && !mask.contains(QpAttrMask::PORT);
-        if attr.ah_attr.port_num != port && !follows {
+        if attr.ah_attr.port_num != port {
             return Err(VerbsError::invalid(format!(
                 "ah_attr.port_num {} is not the QP's port {port}: give the port of the transition to INIT",
                 attr.ah_attr.port_num
             )));
         }
-    } else if mask.contains(QpAttrMask::PORT) && !current.ah_attr.dgid.is_zero() {
+    } else if port != current.port_num && connected {
         let moved = AddressVector { port_num: port, ..current.ah_attr };
         check_address_vector("ah_attr, which stays,", &moved, qp_type, limits)?;
+    }
+    if port != current.port_num && connected && !mask.contains(QpAttrMask::PATH_MTU) {
         check_mtu("path_mtu, which stays,", current.path_mtu, port, limits)?;
     }
     if mask.contains(QpAttrMask::ALT_PATH) {
@@ -70,7 +77,6 @@ pub fn check_values(
         check_mtu("path_mtu", mtu, attr.alt_port_num, limits)?;
     }
     if mask.contains(QpAttrMask::PATH_MTU) {
-        let port = if mask.contains(QpAttrMask::AV) { attr.ah_attr.port_num } else { port };
         check_mtu("path_mtu", attr.path_mtu, port, limits)?;
     }
     let below = [

@@ -381,6 +381,24 @@ fn values_at_the_edge_pass_and_one_step_beyond_fail_by_name() {
 }
 
 #[test]
+fn a_path_mtu_must_fit_each_port_that_the_qp_uses_or_may_come_to_use() {
+    // Port 1 carries 1024, port 2 carries 4096.
+    let av = |port_num| AddressVector::new(port_num, 0, Gid::from_ip("10.0.0.2".parse().unwrap()));
+    let on_two = |qp_state, path_mtu| QpAttr { qp_state, path_mtu, port_num: 2, ah_attr: av(2), ..QpAttr::default() };
+    let attr = QpAttr { port_num: 1, ah_attr: av(1), alt_port_num: 1, alt_ah_attr: av(1), ..QpAttr::default() };
+    for (state, mask) in [
+        (QpState::Rts, QpAttrMask::ALT_PATH),
+        (QpState::Sqd, QpAttrMask::PORT),
+        (QpState::Sqd, QpAttrMask::AV),
+        (QpState::Sqd, QpAttrMask::PORT | QpAttrMask::AV),
+    ] {
+        check_values(QpType::Rc, &on_two(state, Mtu::Mtu1024), &attr, mask, &Limits).unwrap();
+        let error = check_values(QpType::Rc, &on_two(state, Mtu::Mtu2048), &attr, mask, &Limits).unwrap_err();
+        assert!(error.message.contains("2048") && error.message.contains("of port 1"), "{mask:?}: {error}");
+    }
+}
+
+#[test]
 fn remote_writes_need_local_write() {
     for remote in [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC] {
         assert!(remote.check_mr().unwrap_err().message.contains("LOCAL_WRITE"));

@@ -80,20 +80,8 @@ pub fn poll(cq: &Arc<dyn CompletionQueue>) -> Vec<WorkCompletion> {
 }
 
 pub fn blank() -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::GeneralErr,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        imm: 0,
-        invalidated_rkey: RKey(0),
-        qp_num: Qpn::new(0),
-        src_qp: Qpn::new(0),
-        flags: WcFlags::empty(),
-        pkey_index: 0,
-        sl: 0,
-    }
+    // Not Success, so that an entry that nobody filled is noticed.
+    WorkCompletion { status: WcStatus::GeneralErr, ..WorkCompletion::default() }
 }
 
 /// wr_id and status.

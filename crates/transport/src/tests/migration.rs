@@ -159,6 +159,18 @@ fn the_consumer_migrates_by_modify_and_the_peer_follows() {
 }
 
 #[test]
+fn after_a_migration_by_modify_the_timer_is_that_of_the_new_path() {
+    let mut link = armed();
+    write(&mut link, 2);
+    link.a.transmit(8);
+    let left = link.a.host.now;
+    assert_eq!(link.a.qp.deadline(), Some(left.after(4096 << 8)));
+    let attr = QpAttr { path_mig_state: MigState::Migrated, ..link.a.qp.query() };
+    link.a.modify(&attr, QpAttrMask::PATH_MIG_STATE).unwrap();
+    assert_eq!(link.a.qp.deadline(), Some(left.after(4096 << 9)));
+}
+
+#[test]
 fn a_wish_to_migrate_to_a_path_that_is_not_loaded_is_refused_with_one_event() {
     let mut link = armed();
     write(&mut link, 2);

@@ -65,6 +65,20 @@ fn sqd_finishes_what_was_begun_and_begins_nothing() {
 }
 
 #[test]
+fn a_queue_that_ends_in_error_was_not_drained() {
+    let mut d = Dialogue::rc(|_| ());
+    d.post(1, WRITE, 8);
+    // Refused here: an atomic has eight bytes. It ends the QP when its turn comes.
+    d.post(2, WqeOp::FetchAdd { remote_addr: 0, rkey: scalefabric_wire::RKey(1), add: 1 }, 4);
+    assert_eq!(d.sends().len(), 1);
+    assert!(to(&mut d, QpState::Sqd, QpAttrMask::EN_SQD_ASYNC_NOTIFY, |a| a.en_sqd_async_notify = true));
+    d.ack(0);
+    assert_eq!(d.completions(), [(1, Success), (2, LocLenErr)]);
+    assert_eq!(d.side.qp.state(), QpState::Err);
+    assert!(!d.side.host.events.contains(&EventType::SqDrained), "{:?}", d.side.host.events);
+}
+
+#[test]
 fn an_idle_queue_is_drained_at_once_and_silently_if_nobody_asked() {
     for asked in [true, false] {
         let mut d = Dialogue::rc(|_| ());

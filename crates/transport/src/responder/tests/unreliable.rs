@@ -197,6 +197,17 @@ fn datagram_with_another_q_key_is_dropped() {
 }
 
 #[test]
+fn datagram_by_another_port_than_the_qp_s_is_dropped() {
+    let mut bed = ud();
+    bed.post(1, 64);
+    let mut packet = bed.send(Only, b"abc");
+    packet.port_num = 2;
+    bed.give(&packet);
+    assert_eq!(bed.dropped(DropReason::WrongPeer), 1);
+    assert!(bed.host.received.is_empty());
+}
+
+#[test]
 fn datagrams_may_come_from_anywhere_with_any_psn_and_to_a_group() {
     let mut bed = ud();
     for (n, psn) in [5, 5, 9, 2].into_iter().enumerate() {
