@@ -52,6 +52,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/post.rs",
             "crates/nic/tests/",
             "crates/cli/src/bench/datagram.rs",
+            "crates/preload/",
             "crates/sim/src/station.rs",
             "crates/tests/",
         ],

@@ -1,0 +1,44 @@
+//! Descriptors that stand for a device of ours. Below each is a real descriptor of the kernel (an eventfd or a socket),
+//! so that poll, epoll, select, dup, fork and `O_NONBLOCK` are the kernel's; `read`, `write` and `fstat` are answered here.
+
+use std::sync::Arc;
+
+/// A number of errno, never 0.
+pub type Errno = i32;
+
+/// What `fstat` says of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// A character device with this number (`makedev`).
+    Character(u64),
+    /// A socket: `fstat` goes to the kernel.
+    Socket,
+}
+
+/// A device of ours behind one open file description: what `dup` and `fork` made of a descriptor shares it.
+///
+/// Calls come from any thread, also at the same time. They may be called in a forked child.
+pub trait Device: Send + Sync {
+    /// `write(2)`: how many bytes were taken.
+    fn write(&self, bytes: &[u8]) -> Result<usize, Errno>;
+
+    /// `read(2)`: how many bytes were given.
+    fn read(&self, _bytes: &mut [u8]) -> Result<usize, Errno> {
+        Err(libc::EINVAL)
+    }
+
+    /// `ioctl(2)` other than those of every descriptor (FIONBIO, FIOCLEX …), which go to the kernel.
+    fn ioctl(&self, _request: u64, _argument: usize) -> Result<i32, Errno> {
+        Err(libc::ENOTTY)
+    }
+
+    /// What `fstat` says.
+    fn node(&self) -> Node;
+
+    /// The last descriptor of this process that led here was closed. Not called at exit of the process.
+    fn close(&self) {}
+}
+
+/// Makes `fd` lead to `device` from now on, until it is closed. `fd` is a real descriptor, just made by the caller, and
+/// belongs to the application afterwards.
+pub fn register(_fd: i32, _device: Arc<dyn Device>) {}
