@@ -12,6 +12,7 @@ extern crate alloc;
 pub mod access;
 pub mod attribute;
 pub mod bring_up;
+pub mod cm;
 pub mod completion_queue;
 pub mod error;
 pub mod event;
@@ -25,6 +26,10 @@ pub mod work_request;
 
 pub use access::AccessFlags;
 pub use attribute::*;
+pub use cm::{
+    CmAddr, CmAddresses, CmChannel, CmDevice, CmEvent, CmEventType, CmId, CmOption, ConnEvent, ConnParam, Ece, EventParam, JoinFlags,
+    PathRecord, PortSpace, SockaddrIb, UdEvent,
+};
 pub use completion_queue::{CompletionChannel, CompletionQueue};
 pub use error::{Blame, Errno, PostError, VerbsError};
 pub use event::{AsyncEvent, EventSubject, EventType};

@@ -11,8 +11,9 @@ use scalefabric_wire::{Gid, PKey, RKey, Srqn};
 
 use crate::access::AccessFlags;
 use crate::attribute::{AddressVector, DeviceAttr, GidEntry, PortAttr, QpCap};
+use crate::cm::CmChannel;
 use crate::completion_queue::{CompletionChannel, CompletionQueue};
-use crate::error::{PostError, VerbsError};
+use crate::error::{Errno, PostError, VerbsError};
 use crate::event::AsyncEvent;
 use crate::queue_pair::QueuePair;
 use crate::state::QpType;
@@ -39,6 +40,14 @@ pub trait Provider: Send + Sync + Debug {
 
     /// Opens a device by name. `ENODEV` names those that exist.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>, VerbsError>;
+
+    /// Opens an event channel of the communication manager. `EOPNOTSUPP` where there is none.
+    fn event_channel(&self) -> Result<Arc<dyn CmChannel>, VerbsError> {
+        Err(VerbsError::environment(
+            Errno::EOPNOTSUPP,
+            "this backend has no communication manager: exchange QP numbers by other means, or choose a backend with rdma_cm",
+        ))
+    }
 }
 
 /// An open device.
