@@ -27,8 +27,8 @@ pub mod work_request;
 pub use access::AccessFlags;
 pub use attribute::*;
 pub use cm::{
-    CmAddr, CmAddresses, CmChannel, CmDevice, CmEvent, CmEventType, CmId, CmOption, ConnEvent, ConnParam, Ece, EventParam, JoinFlags,
-    PathRecord, PortSpace, SockaddrIb, UdEvent,
+    CmAddr, CmAddresses, CmChannel, CmDevice, CmEvent, CmEventType, CmId, CmOption, ConnEvent, ConnParam, Ece,
+    EventParam, JoinFlags, PathRecord, PortSpace, SockaddrIb, UdEvent,
 };
 pub use completion_queue::{CompletionChannel, CompletionQueue};
 pub use error::{Blame, Errno, PostError, VerbsError};
