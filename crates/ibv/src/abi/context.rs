@@ -1,0 +1,109 @@
+//! The context and its tables of operations. `verbs_context` grows upwards: new operations come first, and `sz` and the
+//! context stay last, so that a program's inline functions find by `sz` whether an operation is there.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use super::*;
+
+/// `struct ibv_context_ops`: only eight slots are called by any header of v24 to v65.
+#[repr(C)]
+pub struct ContextOps {
+    pub compat_query_device: Option<unsafe extern "C" fn(*mut Context, *mut DeviceAttr) -> c_int>,
+    pub compat_query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr) -> c_int>,
+    pub compat_alloc_pd: Unused,
+    pub compat_dealloc_pd: Unused,
+    pub compat_reg_mr: Unused,
+    pub compat_rereg_mr: Unused,
+    pub compat_dereg_mr: Unused,
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut Pd, u32) -> *mut Mw>,
+    pub bind_mw: Option<unsafe extern "C" fn(*mut Qp, *mut Mw, *mut MwBind) -> c_int>,
+    pub dealloc_mw: Option<unsafe extern "C" fn(*mut Mw) -> c_int>,
+    pub compat_create_cq: Unused,
+    pub poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
+    pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
+    pub compat_cq_event: Unused,
+    pub compat_resize_cq: Unused,
+    pub compat_destroy_cq: Unused,
+    pub compat_create_srq: Unused,
+    pub compat_modify_srq: Unused,
+    pub compat_query_srq: Unused,
+    pub compat_destroy_srq: Unused,
+    pub post_srq_recv: Option<unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    pub compat_create_qp: Unused,
+    pub compat_query_qp: Unused,
+    pub compat_modify_qp: Unused,
+    pub compat_destroy_qp: Unused,
+    pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+    pub post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    pub compat_create_ah: Unused,
+    pub compat_destroy_ah: Unused,
+    pub compat_attach_mcast: Unused,
+    pub compat_detach_mcast: Unused,
+    pub compat_async_event: Unused,
+}
+
+#[repr(C)]
+pub struct Context {
+    pub device: *mut Device,
+    pub ops: ContextOps,
+    pub cmd_fd: c_int,
+    pub async_fd: c_int,
+    pub num_comp_vectors: c_int,
+    pub mutex: Mutex,
+    /// All ones: the context is the tail of a [`VerbsContext`].
+    pub abi_compat: *mut c_void,
+}
+
+/// `struct verbs_context` as of v28 to v58; later versions put more operations in front.
+#[repr(C)]
+pub struct VerbsContext {
+    pub query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
+    pub advise_mr: Option<unsafe extern "C" fn(*mut Pd, u32, u32, *mut Sge, u32) -> c_int>,
+    pub alloc_null_mr: Option<unsafe extern "C" fn(*mut Pd) -> *mut Mr>,
+    pub read_counters: Unused,
+    pub attach_counters_point_flow: Unused,
+    pub create_counters: Unused,
+    pub destroy_counters: Unused,
+    pub reg_dm_mr: Option<unsafe extern "C" fn(*mut Pd, *mut Dm, u64, usize, c_uint) -> *mut Mr>,
+    pub alloc_dm: Option<unsafe extern "C" fn(*mut Context, *mut AllocDmAttr) -> *mut Dm>,
+    pub free_dm: Option<unsafe extern "C" fn(*mut Dm) -> c_int>,
+    pub modify_flow_action_esp: Unused,
+    pub destroy_flow_action: Unused,
+    pub create_flow_action_esp: Unused,
+    pub modify_qp_rate_limit: Option<unsafe extern "C" fn(*mut Qp, *mut QpRateLimitAttr) -> c_int>,
+    pub alloc_parent_domain: Option<unsafe extern "C" fn(*mut Context, *mut ParentDomainInitAttr) -> *mut Pd>,
+    pub dealloc_td: Option<unsafe extern "C" fn(*mut Td) -> c_int>,
+    pub alloc_td: Option<unsafe extern "C" fn(*mut Context, *mut TdInitAttr) -> *mut Td>,
+    pub modify_cq: Option<unsafe extern "C" fn(*mut Cq, *mut ModifyCqAttr) -> c_int>,
+    pub post_srq_ops: Option<unsafe extern "C" fn(*mut Srq, *mut OpsWr, *mut *mut OpsWr) -> c_int>,
+    pub destroy_rwq_ind_table: Unused,
+    pub create_rwq_ind_table: Unused,
+    pub destroy_wq: Unused,
+    pub modify_wq: Unused,
+    pub create_wq: Option<unsafe extern "C" fn(*mut Context, *mut WqInitAttr) -> *mut Wq>,
+    pub query_rt_values: Option<unsafe extern "C" fn(*mut Context, *mut ValuesEx) -> c_int>,
+    pub create_cq_ex: Option<unsafe extern "C" fn(*mut Context, *mut CqInitAttrEx) -> *mut CqEx>,
+    /// The library's own; code of the real library dereferences it for public functions that are not ours.
+    pub private: *mut c_void,
+    pub query_device_ex:
+        Option<unsafe extern "C" fn(*mut Context, *const QueryDeviceExInput, *mut DeviceAttrEx, usize) -> c_int>,
+    pub destroy_flow: Option<unsafe extern "C" fn(*mut Flow) -> c_int>,
+    pub placeholder2: Unused,
+    pub create_flow: Option<unsafe extern "C" fn(*mut Qp, *mut c_void) -> *mut Flow>,
+    pub placeholder1: Unused,
+    pub open_qp: Option<unsafe extern "C" fn(*mut Context, *mut QpOpenAttr) -> *mut Qp>,
+    pub create_qp_ex: Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
+    pub get_srq_num: Option<unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int>,
+    pub create_srq_ex: Option<unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq>,
+    pub open_xrcd: Option<unsafe extern "C" fn(*mut Context, *mut XrcdInitAttr) -> *mut Xrcd>,
+    pub close_xrcd: Option<unsafe extern "C" fn(*mut Xrcd) -> c_int>,
+    pub placeholder3: u64,
+    pub sz: usize,
+    pub context: Context,
+}
+
+layout! {
+    ContextOps 256;
+    Context 328 { async_fd 268, abi_compat 320 };
+    VerbsContext 648 { sz 312, context 320 };
+}

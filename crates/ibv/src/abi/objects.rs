@@ -1,0 +1,184 @@
+//! Protection domains, memory, address handles, domains: the objects around the queues.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use super::{Context, Cq, Mutex, layout};
+
+#[repr(C)]
+pub struct Pd {
+    pub context: *mut Context,
+    pub handle: u32,
+}
+
+#[repr(C)]
+pub struct Td {
+    pub context: *mut Context,
+}
+
+#[repr(C)]
+pub struct TdInitAttr {
+    pub comp_mask: u32,
+}
+
+#[repr(C)]
+pub struct ParentDomainInitAttr {
+    pub pd: *mut Pd,
+    pub td: *mut Td,
+    pub comp_mask: u32,
+    pub alloc: Option<unsafe extern "C" fn(*mut Pd, *mut c_void, usize, usize, u64) -> *mut c_void>,
+    pub free: Option<unsafe extern "C" fn(*mut Pd, *mut c_void, *mut c_void, u64)>,
+    pub pd_context: *mut c_void,
+}
+
+#[repr(C)]
+pub struct Xrcd {
+    pub context: *mut Context,
+}
+
+#[repr(C)]
+pub struct XrcdInitAttr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+
+#[repr(C)]
+pub struct Mr {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub addr: *mut c_void,
+    pub length: usize,
+    pub handle: u32,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+#[repr(C)]
+pub struct Mw {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub mw_type: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MwBindInfo {
+    pub mr: *mut Mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+#[repr(C)]
+pub struct MwBind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: MwBindInfo,
+}
+
+#[repr(C)]
+pub struct Dm {
+    pub context: *mut Context,
+    pub memcpy_to_dm: Option<unsafe extern "C" fn(*mut Dm, u64, *const c_void, usize) -> c_int>,
+    pub memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut Dm, u64, usize) -> c_int>,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
+#[repr(C)]
+pub struct AllocDmAttr {
+    pub length: usize,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct GlobalRoute {
+    pub dgid: Gid,
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+}
+
+/// `union ibv_gid`: aligned as its 64-bit halves are.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(8))]
+pub struct Gid(pub [u8; 16]);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Grh {
+    pub version_tclass_flow: u32,
+    pub paylen: u16,
+    pub next_hdr: u8,
+    pub hop_limit: u8,
+    pub sgid: Gid,
+    pub dgid: Gid,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct AhAttr {
+    pub grh: GlobalRoute,
+    pub dlid: u16,
+    pub sl: u8,
+    pub src_path_bits: u8,
+    pub static_rate: u8,
+    pub is_global: u8,
+    pub port_num: u8,
+}
+
+#[repr(C)]
+pub struct Ah {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub handle: u32,
+}
+
+#[repr(C)]
+pub struct CompChannel {
+    pub context: *mut Context,
+    pub fd: c_int,
+    /// CQs that use it: programs read it, and destroying answers EBUSY while it is not 0.
+    pub refcnt: c_int,
+}
+
+#[repr(C)]
+pub struct Wq {
+    pub context: *mut Context,
+    pub wq_context: *mut c_void,
+    pub pd: *mut Pd,
+    pub cq: *mut Cq,
+    pub wq_num: u32,
+    pub handle: u32,
+    pub state: u32,
+    pub wq_type: u32,
+    pub post_recv: super::Unused,
+    pub mutex: Mutex,
+    pub cond: super::Condition,
+    pub events_completed: u32,
+    pub comp_mask: u32,
+}
+
+layout! {
+    Pd 16;
+    Td 8;
+    ParentDomainInitAttr 48;
+    Xrcd 8;
+    XrcdInitAttr 12;
+    Mr 48;
+    Mw 32;
+    MwBind 48;
+    Dm 32;
+    AllocDmAttr 16;
+    GlobalRoute 24;
+    Grh 40;
+    AhAttr 32;
+    Ah 24;
+    CompChannel 16;
+    Wq 152;
+}
