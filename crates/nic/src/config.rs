@@ -177,5 +177,6 @@ pub fn default_attr(guid: u64, ports: u8) -> DeviceAttr {
         phys_port_cnt: ports,
         max_inline_data: 1024,
         num_comp_vectors: 8,
+        ..DeviceAttr::default()
     }
 }

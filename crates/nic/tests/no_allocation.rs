@@ -172,6 +172,7 @@ fn posting_turning_and_polling_allocate_nothing_once_warm() {
         flags: WcFlags::empty(),
         pkey_index: 0,
         sl: 0,
+        timestamp_ns: 0,
     };
     let mut out = [blank; 64];
     let mut now = 1_000_000;

@@ -5,6 +5,7 @@ use bitflags::bitflags;
 use scalefabric_wire::{Gid, Psn, QKey, Qpn};
 
 use crate::access::AccessFlags;
+use crate::on_demand::OdpCaps;
 use crate::state::{QpState, QpType};
 
 bitflags! {
@@ -516,4 +517,20 @@ pub struct DeviceAttr {
     pub max_inline_data: u32,
     /// Completion vectors.
     pub num_comp_vectors: u32,
+    /// Bytes of device memory that `alloc_dm` can give out in all; 0: it has none.
+    pub max_dm_size: u64,
+    /// What on-demand paging can do.
+    pub odp: OdpCaps,
+    /// Frequency of the raw clock in kHz; 0: completions carry no timestamps. 1,000,000 means that it counts ns.
+    pub hca_core_clock: u64,
+    /// Bits of a completion's timestamp that count.
+    pub completion_timestamp_mask: u64,
+    /// CQ moderation: completions that one event can wait for, at most. 0: `modify_moderation` is EOPNOTSUPP.
+    pub max_cq_count: u16,
+    /// CQ moderation: microseconds that an event can be put off, at most.
+    pub max_cq_period: u16,
+    /// Egress rate limits that a QP can have, kb/s; 0 and 0: none (`modify_rate_limit` is EOPNOTSUPP).
+    pub rate_limit_min: u32,
+    /// See `rate_limit_min`.
+    pub rate_limit_max: u32,
 }

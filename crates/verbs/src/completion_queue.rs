@@ -5,8 +5,38 @@ use core::any::Any;
 use core::fmt::Debug;
 use core::time::Duration;
 
-use crate::error::VerbsError;
+use bitflags::bitflags;
+
+use crate::error::{Errno, VerbsError};
 use crate::work_completion::WorkCompletion;
+
+bitflags! {
+    /// How a CQ is made. Values are our own: C has them partly as `wc_flags`, partly as `flags` of `ibv_cq_init_attr_ex`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct CqFlags: u32 {
+        /// Completions carry the raw clock (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`, or `…_WALLCLOCK`, which
+        /// [`crate::Context::wallclock_ns`] makes of it).
+        const TIMESTAMP = 1;
+        /// The program makes sure that it never overruns (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`): a completion that finds
+        /// no room overwrites nothing and makes no error, the queue becomes larger.
+        const IGNORE_OVERRUN = 1 << 1;
+        /// Only one thread polls (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`). A promise; nothing breaks if it is not kept.
+        const SINGLE_THREADED = 1 << 2;
+    }
+}
+
+/// What [`crate::Context::create_cq_with`] takes.
+#[derive(Clone, Debug, Default)]
+pub struct CqInit {
+    /// Entries, at least.
+    pub cqe: u32,
+    /// Where it rings.
+    pub channel: Option<Arc<dyn CompletionChannel>>,
+    /// Completion vector, below `num_comp_vectors`.
+    pub comp_vector: u32,
+    /// What it is like.
+    pub flags: CqFlags,
+}
 
 /// A completion queue.
 pub trait CompletionQueue: Send + Sync + Debug {
@@ -26,7 +56,15 @@ pub trait CompletionQueue: Send + Sync + Debug {
     /// Changes its size; `EINVAL` below what it holds now.
     fn resize(&self, cqe: u32) -> Result<(), VerbsError>;
 
-    /// Destroys it: `EBUSY` while a QP or SRQ uses it.
+    /// Moderates its events (`ibv_modify_cq`): an armed CQ rings when `count` completions have come, or `period_us` after
+    /// the first. 0 and 0: at once, as at first. `EINVAL` beyond `max_cq_count` and `max_cq_period`.
+    fn modify_moderation(&self, _count: u16, _period_us: u16) -> Result<(), VerbsError> {
+        Err(VerbsError::misuse(Errno::EOPNOTSUPP, "this device does not moderate the events of its completion queues"))
+    }
+
+    /// Destroys it: `EBUSY` while a QP or SRQ uses it. Events of it that its channel has not handed out yet are gone. It
+    /// does not wait for those that were handed out: there is nothing to acknowledge here, a handle keeps the CQ alive. Who
+    /// speaks C (`ibv_ack_cq_events`) counts what `wait` gave and what was acknowledged, and waits before this call.
     fn destroy(&self) -> Result<(), VerbsError>;
 
     /// For a backend to find its own object.

@@ -14,9 +14,11 @@ pub mod attribute;
 pub mod bring_up;
 pub mod cm;
 pub mod completion_queue;
+pub mod device_memory;
 pub mod error;
 pub mod event;
 pub mod limit;
+pub mod on_demand;
 pub mod operation;
 pub mod provider;
 pub mod queue_pair;
@@ -30,13 +32,15 @@ pub use cm::{
     CmAddr, CmAddresses, CmChannel, CmDevice, CmEvent, CmEventType, CmId, CmOption, ConnEvent, ConnParam, Ece,
     EventParam, JoinFlags, PathRecord, PortSpace, SockaddrIb, UdEvent,
 };
-pub use completion_queue::{CompletionChannel, CompletionQueue};
+pub use completion_queue::{CompletionChannel, CompletionQueue, CqFlags, CqInit};
+pub use device_memory::DeviceMemory;
 pub use error::{Blame, Errno, PostError, VerbsError};
 pub use event::{AsyncEvent, EventSubject, EventType};
 pub use limit::{DeviceLimits, check_ah, check_values};
+pub use on_demand::{MrAdvice, OdpCaps, OdpFlags, OdpTransport};
 pub use operation::{OpKind, OpRule, op_allowed};
 pub use provider::*;
-pub use queue_pair::QueuePair;
+pub use queue_pair::{DataInOrder, QueuePair, RateLimit};
 pub use scalefabric_wire::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use state::{QpState, QpType, Transition, check_modify, check_transition};
 pub use work_completion::{WcFlags, WcOpcode, WcStatus, WorkCompletion};

@@ -7,18 +7,20 @@ use core::any::Any;
 use core::fmt::Debug;
 use core::time::Duration;
 
-use scalefabric_wire::{Gid, PKey, RKey, Srqn};
+use scalefabric_wire::{Gid, PKey, Qpn, RKey, Srqn};
 
 use crate::access::AccessFlags;
 use crate::attribute::{AddressVector, DeviceAttr, GidEntry, PortAttr, QpCap};
 use crate::cm::CmChannel;
-use crate::completion_queue::{CompletionChannel, CompletionQueue};
+use crate::completion_queue::{CompletionChannel, CompletionQueue, CqInit};
+use crate::device_memory::DeviceMemory;
 use crate::error::{Errno, PostError, VerbsError};
 use crate::event::AsyncEvent;
+use crate::on_demand::MrAdvice;
 use crate::queue_pair::QueuePair;
 use crate::state::QpType;
 use crate::work_completion::WorkCompletion;
-use crate::work_request::{LKey, RecvWr};
+use crate::work_request::{LKey, RecvWr, Sge};
 
 /// A device that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +78,38 @@ pub trait Context: Send + Sync + Debug {
         channel: Option<Arc<dyn CompletionChannel>>,
         comp_vector: u32,
     ) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
+    /// Makes a CQ as [`Context::create_cq`], with what only `ibv_create_cq_ex` can ask for. `EOPNOTSUPP` names a flag that
+    /// the device does not have.
+    fn create_cq_with(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        if init.flags.is_empty() {
+            return self.create_cq(init.cqe, init.channel.clone(), init.comp_vector);
+        }
+        Err(unsupported("flags of completion queues"))
+    }
+    /// The raw clock now, ns, by which completions are stamped (`ibv_query_rt_values_ex`).
+    fn query_rt_values(&self) -> Result<u64, VerbsError> {
+        Err(unsupported("a raw clock"))
+    }
+    /// The time of day, ns since 1970, at which the raw clock showed `raw_ns`.
+    fn wallclock_ns(&self, _raw_ns: u64) -> Result<u64, VerbsError> {
+        Err(unsupported("a raw clock"))
+    }
+    /// Allocates device memory: `length` bytes, at a multiple of 2^`log_align` in it. `ENOMEM` when there is not so much
+    /// left, `EINVAL` for 0 bytes or more than `max_dm_size`.
+    fn alloc_dm(&self, _length: u64, _log_align: u32) -> Result<Arc<dyn DeviceMemory>, VerbsError> {
+        Err(unsupported("device memory"))
+    }
+    /// Opens an XRC domain by a file: all who open it through the same file (inode) get the same domain.
+    fn open_xrcd_with(&self, init: &XrcdInit) -> Result<Arc<dyn XrcDomain>, VerbsError> {
+        if init.fd.is_none() {
+            return self.open_xrcd();
+        }
+        Err(unsupported("XRC domains that are shared through a file"))
+    }
+    /// Another handle of an XRC target QP, by its number (`ibv_open_qp`). The QP lives until its last handle is gone.
+    fn open_qp(&self, _xrcd: &Arc<dyn XrcDomain>, _qp_num: Qpn) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Err(unsupported("opening an XRC target QP by its number"))
+    }
     /// Opens an XRC domain of this process.
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError>;
     /// Makes an XRC target QP, which belongs to an XRC domain and not to a PD.
@@ -91,6 +125,21 @@ pub trait Context: Send + Sync + Debug {
 
     /// For a backend to find its own object.
     fn as_any(&self) -> &dyn Any;
+}
+
+fn unsupported(what: &str) -> VerbsError {
+    VerbsError::misuse(Errno::EOPNOTSUPP, alloc::format!("this device does not have {what}"))
+}
+
+/// What [`Context::open_xrcd_with`] takes (`ibv_xrcd_init_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct XrcdInit {
+    /// Descriptor of the file that names the domain; `None` (-1 in C): a domain of one's own.
+    pub fd: Option<i32>,
+    /// Make it if it is not there (`O_CREAT`); without it `ENOENT`.
+    pub create: bool,
+    /// With `create`: it may not be there yet (`O_EXCL`), else `EEXIST`.
+    pub exclusive: bool,
 }
 
 /// What `create_qp` takes.
@@ -154,6 +203,26 @@ pub trait ProtectionDomain: Send + Sync + Debug {
 
     /// Allocates zeroed memory and registers it; it lives as long as the region. The safe way.
     fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Registers a part of a piece of device memory (`ibv_reg_dm_mr`). Its addresses start at zero: ZERO_BASED must be given.
+    /// `EINVAL` outside the piece.
+    fn reg_dm_mr(
+        &self,
+        _dm: &Arc<dyn DeviceMemory>,
+        _offset: u64,
+        _length: usize,
+        _access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        Err(unsupported("device memory"))
+    }
+
+    /// Gives advice on ranges of on-demand regions of this PD (`ibv_advise_mr`). With `flush` the pages are there when it
+    /// returns and errors are told; without, it may happen later and page faults are nobody's error. `EINVAL` for a
+    /// region that is not on-demand, `ENOENT` for a key that is none, `EFAULT` beyond a region or without pages, `EPERM`
+    /// to write where the region may not be written.
+    fn advise_mr(&self, _advice: MrAdvice, _flush: bool, _sg_list: &[Sge]) -> Result<(), VerbsError> {
+        Err(unsupported("on-demand paging"))
+    }
 
     /// Makes a memory window.
     fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError>;

@@ -3,12 +3,37 @@
 use core::any::Any;
 use core::fmt::Debug;
 
+use bitflags::bitflags;
+
 use scalefabric_wire::{Gid, Qpn};
 
 use crate::attribute::{QpAttr, QpAttrMask, QpInitInfo};
-use crate::error::{PostError, VerbsError};
+use crate::error::{Errno, PostError, VerbsError};
+use crate::operation::OpKind;
 use crate::state::QpType;
 use crate::work_request::{BindMw, RecvWr, SendFlags, SendWr};
+
+bitflags! {
+    /// How the bytes of a message become visible, bit for bit `enum ibv_query_qp_data_in_order_caps`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct DataInOrder: u32 {
+        /// The whole message in the order of its addresses: its last byte tells that all are there.
+        const WHOLE_MSG = 1;
+        /// Each aligned block of 128 bytes in the order of its addresses.
+        const ALIGNED_128_BYTES = 1 << 1;
+    }
+}
+
+/// `ibv_qp_rate_limit_attr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct RateLimit {
+    /// kb/s; 0: no limit.
+    pub rate_limit: u32,
+    /// Bytes that may leave at once; 0: as the device likes.
+    pub max_burst_sz: u32,
+    /// Size of the packets that are to be expected, bytes; 0: unknown.
+    pub typical_pkt_sz: u16,
+}
 
 /// A queue pair.
 pub trait QueuePair: Send + Sync + Debug {
@@ -40,6 +65,17 @@ pub trait QueuePair: Send + Sync + Debug {
 
     /// Binds a type 1 window; completes on the send queue with `BindMw`.
     fn bind_mw(&self, wr_id: u64, flags: SendFlags, bind: &BindMw<'_>) -> Result<(), VerbsError>;
+
+    /// How the bytes that an operation moves become visible where it puts them (`ibv_query_qp_data_in_order`). Empty:
+    /// in any order.
+    fn data_in_order(&self, _kind: OpKind) -> DataInOrder {
+        DataInOrder::empty()
+    }
+
+    /// Changes the rate at which it sends (`ibv_modify_qp_rate_limit`); in RTS, at once.
+    fn modify_rate_limit(&self, _limit: &RateLimit) -> Result<(), VerbsError> {
+        Err(VerbsError::misuse(Errno::EOPNOTSUPP, "this device does not limit the rate of its QPs"))
+    }
 
     /// Joins a multicast group (UD).
     fn attach_mcast(&self, gid: Gid) -> Result<(), VerbsError>;

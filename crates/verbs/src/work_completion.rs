@@ -388,6 +388,9 @@ pub struct WorkCompletion {
     pub pkey_index: u16,
     /// Service level, 0 to 15 (always 0 in RoCE).
     pub sl: u8,
+    /// When it was placed, by the device's raw clock ([`crate::Context::query_rt_values`]), ns. 0 unless the CQ was made
+    /// with a timestamp flag ([`crate::CqFlags`]).
+    pub timestamp_ns: u64,
 }
 
 impl Default for WorkCompletion {
@@ -406,6 +409,7 @@ impl Default for WorkCompletion {
             flags: WcFlags::empty(),
             pkey_index: 0,
             sl: 0,
+            timestamp_ns: 0,
         }
     }
 }

@@ -63,6 +63,7 @@ impl Cqe {
             flags: WcFlags::from_bits_retain(how & 0xffff),
             pkey_index: self.get(5).0 as u16,
             sl: (how >> 16) as u8 & 15,
+            timestamp_ns: 0,
         })
     }
 
@@ -157,6 +158,7 @@ mod tests {
                     flags: WcFlags::all(),
                     pkey_index: 0xffff,
                     sl: 15,
+                    timestamp_ns: 0,
                 };
                 cqe.write(&wc);
                 assert_eq!(cqe.read(), Some(wc));

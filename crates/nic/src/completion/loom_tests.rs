@@ -20,6 +20,7 @@ fn wc(wr_id: u64) -> WorkCompletion {
         flags: WcFlags::empty(),
         pkey_index: 0,
         sl: 0,
+        timestamp_ns: 0,
     }
 }
 

@@ -263,6 +263,7 @@ mod tests {
             flags: WcFlags::empty(),
             pkey_index: 0,
             sl: 0,
+            timestamp_ns: 0,
         }
     }
 

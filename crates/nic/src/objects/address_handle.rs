@@ -172,6 +172,7 @@ mod tests {
             flags,
             pkey_index: 0,
             sl: 0,
+            timestamp_ns: 0,
         }
     }
 

@@ -106,6 +106,7 @@ fn wait(cq: &dyn CompletionQueue) -> WorkCompletion {
         flags: WcFlags::empty(),
         pkey_index: 0,
         sl: 0,
+        timestamp_ns: 0,
     };
     let mut out = [none];
     while cq.poll(&mut out).unwrap() == 0 {

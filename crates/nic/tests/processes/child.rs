@@ -181,6 +181,7 @@ impl Child {
             flags: WcFlags::empty(),
             pkey_index: 0,
             sl: 0,
+            timestamp_ns: 0,
         }];
         let start = Instant::now();
         while cq.poll(&mut out).unwrap() == 0 {

@@ -440,6 +440,7 @@ impl Requester {
             flags: WcFlags::empty(),
             pkey_index: 0,
             sl: 0,
+            timestamp_ns: 0,
         });
     }
 

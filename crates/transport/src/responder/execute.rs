@@ -239,6 +239,7 @@ fn receive_completion(ctx: &Context, wr_id: u64, status: WcStatus) -> WorkComple
         flags: WcFlags::empty(),
         pkey_index: 0,
         sl: 0,
+        timestamp_ns: 0,
     }
 }
 
