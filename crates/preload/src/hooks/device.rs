@@ -1,6 +1,7 @@
 //! Descriptors that stand for a device of ours. Below each is a real descriptor of the kernel (an eventfd or a socket),
 //! so that poll, epoll, select, dup, fork and `O_NONBLOCK` are the kernel's; `read`, `write` and `fstat` are answered here.
 
+use std::any::Any;
 use std::sync::Arc;
 
 /// A number of errno, never 0.
@@ -37,8 +38,18 @@ pub trait Device: Send + Sync {
 
     /// The last descriptor of this process that led here was closed. Not called at exit of the process.
     fn close(&self) {}
+
+    /// For a device to find its own kind behind another descriptor ([`find`]).
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
 }
 
 /// Makes `fd` lead to `device` from now on, until it is closed. `fd` is a real descriptor, just made by the caller, and
 /// belongs to the application afterwards.
 pub fn register(_fd: i32, _device: Arc<dyn Device>) {}
+
+/// The device that `fd` leads to; none if it is not ours. The Connection Manager's device names another descriptor in a command.
+pub fn find(_fd: i32) -> Option<Arc<dyn Device>> {
+    None
+}

@@ -3,4 +3,4 @@
 
 pub mod device;
 
-pub use device::{Device, Node, register};
+pub use device::{Device, Node, find, register};
