@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("fabric", &["verbs"]),
     ("control", &["wire", "verbs", "fabric"]),
     ("preload", &["verbs", "nic", "ibv"]),
+    ("preload-audit", &[]),
     ("sim", &["wire", "verbs", "transport", "nic", "fabric"]),
     ("ops", &["verbs", "nic", "ibv", "fabric", "control"]),
     ("k8s", &["ops", "control"]),

@@ -11,6 +11,7 @@ mod invariants;
 mod links;
 mod machine;
 mod process;
+mod products;
 mod sim;
 mod source;
 mod test;
@@ -29,6 +30,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// `sfab`, and the libraries that `sfab run` uses. Example: cargo xtask build --debug
+    Build(products::Options),
     /// Format, lints, arrows between crates, design invariants, documentation. Changes nothing.
     Check(check::Options),
     /// All tests, and one line of totals at the end.
@@ -47,6 +50,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
+        Command::Build(options) => products::run(&options),
         Command::Check(options) => check::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Sim(options) => sim::run(&options),

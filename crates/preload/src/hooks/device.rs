@@ -12,12 +12,14 @@ pub type Errno = i32;
 pub enum Node {
     /// A character device with this number (`makedev`).
     Character(u64),
-    /// A socket: `fstat` goes to the kernel.
-    Socket,
+    /// A netlink socket; below it is one of a Unix socket pair. What the application sends comes to `write`; what the
+    /// device sends into the other end is what the application receives.
+    Netlink,
 }
 
 /// A device of ours behind one open file description: what `dup` and `fork` made of a descriptor shares it.
 ///
+/// A call that must wait looks at `O_NONBLOCK` of a duplicate that the device keeps: it is the open file description's.
 /// Calls come from any thread, also at the same time. They may be called in a forked child.
 pub trait Device: Send + Sync {
     /// `write(2)`: how many bytes were taken.
@@ -46,10 +48,13 @@ pub trait Device: Send + Sync {
 }
 
 /// Makes `fd` lead to `device` from now on, until it is closed. `fd` is a real descriptor, just made by the caller, and
-/// belongs to the application afterwards.
-pub fn register(_fd: i32, _device: Arc<dyn Device>) {}
+/// belongs to the application afterwards. `EMFILE` if its number is beyond what can be followed (about a million).
+pub fn register(fd: i32, device: Arc<dyn Device>) -> Result<(), Errno> {
+    if super::table::insert(fd, device) { Ok(()) } else { Err(libc::EMFILE) }
+}
 
-/// The device that `fd` leads to; none if it is not ours. The Connection Manager's device names another descriptor in a command.
-pub fn find(_fd: i32) -> Option<Arc<dyn Device>> {
-    None
+/// The device that `fd` leads to; none if it is not ours. The connection manager's device names another descriptor in a
+/// command.
+pub fn find(fd: i32) -> Option<Arc<dyn Device>> {
+    super::table::find(fd).map(|borrowed| borrowed.clone())
 }

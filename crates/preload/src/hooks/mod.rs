@@ -2,5 +2,6 @@
 //! descriptor ours?) and else goes on to libc, with nothing changed.
 
 pub mod device;
+mod table;
 
 pub use device::{Device, Node, find, register};
