@@ -48,6 +48,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/clock.rs",
             "crates/nic/src/netlink.rs",
             "crates/nic/src/worker.rs",
+            "crates/nic/src/process.rs",
             "crates/nic/src/provider.rs",
             "crates/nic/src/post.rs",
             "crates/nic/tests/",

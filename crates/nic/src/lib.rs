@@ -21,6 +21,7 @@ pub mod objects;
 pub mod options;
 pub mod port;
 pub mod post;
+pub mod process;
 pub mod provider;
 pub mod ring;
 pub mod schedule;

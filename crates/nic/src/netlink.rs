@@ -4,9 +4,10 @@
 //! Messages are parsed from bytes by hand, with checked lengths: the few attributes that matter here do not need a
 //! library.
 
+use crate::process::Descriptor;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 /// A network interface with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,15 +197,10 @@ fn parse_address(body: &[u8]) -> Option<(u32, Address)> {
     (flags & unusable == 0).then_some(()).and(local.or(address)).map(|ip| (index, Address { ip, prefix_len }))
 }
 
-fn open(groups: u32) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-    let fd = unsafe {
-        let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
+fn open(groups: u32) -> io::Result<Descriptor> {
+    let (kind, protocol) = (libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE);
+    // SAFETY: plain system call.
+    let fd = Descriptor::make(|| unsafe { libc::socket(libc::AF_NETLINK, kind, protocol) })?;
     // SAFETY: an all-zero sockaddr_nl is valid.
     let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
     address.nl_family = libc::AF_NETLINK as u16;
@@ -229,7 +225,7 @@ fn receive(fd: RawFd, buffer: &mut [u8], flags: i32) -> io::Result<usize> {
 }
 
 /// Asks for a dump and gives each message of it to `each`.
-fn dump(fd: &OwnedFd, request: u16, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
+fn dump(fd: &Descriptor, request: u16, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
     let mut message_bytes = [0u8; 32];
     message_bytes[0..4].copy_from_slice(&32u32.to_ne_bytes());
     message_bytes[4..6].copy_from_slice(&request.to_ne_bytes());
@@ -282,7 +278,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
 /// Tells that something about an interface or an address has changed. It does not say what: [`interfaces`] does, and so
 /// a lost notification (the kernel's ENOBUFS) cannot mislead.
 #[derive(Debug)]
-pub struct Monitor(OwnedFd);
+pub struct Monitor(Descriptor);
 
 impl Monitor {
     /// Starts to listen.

@@ -29,25 +29,37 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use scalefabric_verbs::VerbsError;
+use scalefabric_verbs::{Errno, PostError, VerbsError};
 
 use crate::engine::drive::Core;
+use crate::process::Home;
 
-/// Whether an object still lives; `destroy` may be called once.
+/// Whether an object still lives; `destroy` may be called once. In a forked child nothing of the parent's does.
 #[derive(Debug)]
-pub(crate) struct Alive(AtomicBool);
+pub(crate) struct Alive {
+    home: Home,
+    alive: AtomicBool,
+}
 
 impl Alive {
     pub(crate) fn new() -> Self {
-        Self(AtomicBool::new(true))
+        Self { home: Home::here(), alive: AtomicBool::new(true) }
     }
 
+    #[inline]
     pub(crate) fn is(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.alive.load(Ordering::Acquire) && self.home.is_here()
+    }
+
+    /// True in a forked child: to destroy it there succeeds and does nothing.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.home.is_here()
     }
 
     /// The object must live.
     pub(crate) fn check(&self, what: &str) -> Result<(), VerbsError> {
+        self.home.check(what)?;
         if self.is() {
             Ok(())
         } else {
@@ -55,9 +67,22 @@ impl Alive {
         }
     }
 
-    /// Ends it; false if it had ended before.
+    /// What a posting verb says of one that does not live.
+    pub(crate) fn check_post(&self, destroyed: &'static str) -> Result<(), PostError> {
+        if self.is() {
+            return Ok(());
+        }
+        let inherited = "it belongs to the parent process: a forked child opens the device for itself";
+        Err(if self.is_inherited() {
+            PostError { index: 0, errno: Errno::ENODEV, reason: inherited }
+        } else {
+            PostError { index: 0, errno: Errno::EINVAL, reason: destroyed }
+        })
+    }
+
+    /// Ends it; false if it had ended before, or is the parent's.
     pub(crate) fn end(&self) -> bool {
-        self.0.swap(false, Ordering::AcqRel)
+        !self.is_inherited() && self.alive.swap(false, Ordering::AcqRel)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -32,10 +32,38 @@ use crate::share::membership::Membership;
 use crate::share::segment::{PKEYS, SlotCounters, SlotState};
 use crate::worker::{Drive, Source, Worker};
 
-/// Devices that this process has open, by name.
-static OPEN: Mutex<Option<HashMap<String, Weak<OpenDevice>>>> = Mutex::new(None);
-/// Capture files that this process writes.
-static CAPTURES: Mutex<Option<HashMap<PathBuf, Weak<Capture>>>> = Mutex::new(None);
+/// What this process has open.
+#[derive(Default)]
+struct Opened {
+    /// Devices, by name.
+    devices: Mutex<HashMap<String, Weak<OpenDevice>>>,
+    /// Capture files that it writes.
+    captures: Mutex<HashMap<PathBuf, Weak<Capture>>>,
+}
+
+/// Made when it is first asked for, and never freed. A pointer, so that a forked child forgets it whatever locks were held.
+static OPENED: AtomicPtr<Opened> = AtomicPtr::new(std::ptr::null_mut());
+
+fn opened() -> &'static Opened {
+    let known = OPENED.load(Ordering::Acquire);
+    let known = if known.is_null() {
+        let new = Box::into_raw(Box::<Opened>::default());
+        match OPENED.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            // Another thread was faster; what this one made is a few bytes.
+            Err(first) => first,
+        }
+    } else {
+        known
+    };
+    // SAFETY: it was made by the lines above and is never freed.
+    unsafe { &*known }
+}
+
+/// A forked child has nothing open.
+pub(crate) fn forget_all() {
+    OPENED.store(std::ptr::null_mut(), Ordering::Release);
+}
 
 /// The software NICs of this machine.
 #[derive(Clone, Debug, Default)]
@@ -69,8 +97,7 @@ impl SoftwareProvider {
 
     /// Opens a device by name, as [`Provider::open`], keeping what only the software NIC can do.
     pub fn open_software(&self, name: &str) -> Result<Arc<SoftwareContext>, VerbsError> {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.get_or_insert_default();
+        let mut open = opened().devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.get(name).and_then(Weak::upgrade)
             && let Some(core) = device.core.upgrade()
         {
@@ -95,8 +122,7 @@ impl Provider for SoftwareProvider {
 
 /// A capture file; ports that name the same one write to the same one.
 fn capture(path: &Path) -> Result<Arc<Capture>, VerbsError> {
-    let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
-    let captures = captures.get_or_insert_default();
+    let mut captures = opened().captures.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(capture) = captures.get(path).and_then(Weak::upgrade) {
         return Ok(capture);
     }
@@ -249,6 +275,7 @@ impl SoftwareContext {
 
     /// Bytes of receive buffer that the kernel gave to each socket of a port, from 1; `None` while it has no address.
     pub fn receive_buffer_bytes(&self, port_num: u8) -> Option<usize> {
+        self.core().home().check("device").ok()?;
         let index = self.index(port_num).ok()?;
         self.device.port_sockets(index).receive_buffer_bytes()
     }
@@ -266,6 +293,7 @@ impl SoftwareContext {
     /// Writes out what the capture holds back. The error that ended it early, if one did.
     pub fn flush_capture(&self) -> Result<(), VerbsError> {
         match &self.device.capture {
+            Some(_) if !self.core().home().is_here() => Ok(()),
             Some(capture) => capture.finish().map_err(|e| VerbsError::environment(Errno::EIO, e.to_string())),
             None => Ok(()),
         }
@@ -343,6 +371,7 @@ impl Context for SoftwareContext {
     /// Counters of the whole device (all its processes, those that are gone included), then this process's own: sockets,
     /// hand-overs, faults.
     fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError> {
+        self.core().home().check("device")?;
         let index = self.index(port_num)?;
         let mut all: Vec<(String, u64)> = self.device.membership.segment().all_counters(index);
         let sockets = self.device.port_sockets(index);

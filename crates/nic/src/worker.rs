@@ -9,7 +9,7 @@
 //! only take their lock and their processor; it looks every millisecond whether they still do, and sleeps on nothing else.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -18,6 +18,7 @@ use scalefabric_transport::Time;
 
 use crate::clock;
 use crate::engine::drive::Kick;
+use crate::process::{Descriptor, Home, Own};
 
 /// How a turn went, as the worker needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -76,7 +77,7 @@ const NEVER: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct Shared {
-    wake: OwnedFd,
+    wake: Descriptor,
     stop: AtomicBool,
     /// The earliest time that a kick asked for.
     asked: AtomicU64,
@@ -113,8 +114,10 @@ impl Shared {
 /// The progress thread. Dropping it ends it.
 #[derive(Debug)]
 pub struct Worker {
+    home: Home,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Of the process that started it: a forked child has no such thread.
+    thread: Own<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
@@ -126,14 +129,8 @@ impl Worker {
         duty: Option<Arc<dyn Duty>>,
         driving: bool,
     ) -> io::Result<Self> {
-        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-        let wake = unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+        // SAFETY: plain system call.
+        let wake = Descriptor::make(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
         let shared = Arc::new(Shared {
             wake,
             stop: AtomicBool::new(false),
@@ -159,7 +156,7 @@ impl Worker {
         // The application's signals are none of this thread's business: it is born with all of them blocked.
         let name = format!("sf-{name}").chars().take(15).collect();
         let spawned = with_signals_blocked(|| std::thread::Builder::new().name(name).spawn(move || thread.run()));
-        Ok(Self { shared, thread: Some(spawned?) })
+        Ok(Self { shared, thread: Own::new(Some(spawned?)), home: Home::here() })
     }
 
     /// What wakes the worker.
@@ -180,6 +177,9 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            return;
+        }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.ring();
         if let Some(thread) = self.thread.take()
@@ -220,15 +220,12 @@ const SOURCE: u64 = 2;
 const EVENTS: usize = 16;
 
 /// An epoll instance.
-struct Poller(OwnedFd);
+struct Poller(Descriptor);
 
 impl Poller {
     fn new() -> io::Result<Self> {
-        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-        unsafe {
-            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
-            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(OwnedFd::from_raw_fd(fd))) }
-        }
+        // SAFETY: plain system call.
+        Descriptor::make(|| unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Self)
     }
 
     fn add(&mut self, fd: RawFd, token: u64) -> io::Result<()> {

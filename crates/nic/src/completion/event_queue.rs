@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use scalefabric_verbs::{Errno, VerbsError};
 
+use crate::process::Descriptor;
 use crate::ring::atomic::{Mutex, lock};
 
 /// Events that wait at most. An application that never reads them loses the oldest: memory must not grow for ever.
@@ -20,7 +21,7 @@ const MAX_WAITING: usize = 1 << 16;
 /// The queue. The descriptor may be set to O_NONBLOCK by the application; waiting honours that.
 #[derive(Debug)]
 pub struct EventQueue<T> {
-    fd: OwnedFd,
+    fd: Descriptor,
     inner: Mutex<Inner<T>>,
     /// Something was pushed since the last wake: the cheap look of those who have nothing to tell.
     unsaid: AtomicBool,
@@ -38,16 +39,13 @@ impl<T> EventQueue<T> {
     /// An empty queue. `EMFILE` becomes `ENOMEM` with its reason.
     pub fn new() -> Result<Self, VerbsError> {
         // SAFETY: no pointers are passed.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
-        if fd < 0 {
-            let error = io::Error::last_os_error();
-            return Err(VerbsError::environment(
+        let fd = Descriptor::make(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) });
+        let fd = fd.map_err(|error| {
+            VerbsError::environment(
                 Errno::ENOMEM,
                 format!("no descriptor for events: {error}; raise the limit of open files (ulimit -n)"),
-            ));
-        }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            )
+        })?;
         let inner = Inner { events: VecDeque::with_capacity(64), count: 0, lost: 0 };
         Ok(Self { fd, inner: Mutex::new(inner), unsaid: AtomicBool::new(false) })
     }

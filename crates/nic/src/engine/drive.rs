@@ -21,6 +21,7 @@ use crate::ingress::{GsiDatagram, Handover};
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::objects::Registry;
 use crate::port::Port;
+use crate::process::{Home, Own};
 use crate::ring::atomic::MutexGuard;
 use crate::tables::PortChange;
 use crate::worker::{Drive, Turned};
@@ -62,13 +63,15 @@ pub(crate) struct State {
 
 /// The NIC of this process: the engine behind its lock, and what is reached without it.
 pub struct Core {
-    gate: Gate<State>,
+    /// Made in this process, or inherited by a fork: then nothing here is touched but `config`.
+    home: Home,
+    gate: Own<Gate<State>>,
     clock: Clock,
     config: NicConfig,
-    memory: Arc<MemoryTable>,
+    memory: Own<Arc<MemoryTable>>,
     registry: Registry,
-    counters: Vec<CountersHandle>,
-    kick: OnceLock<Box<dyn Kick>>,
+    counters: Own<Vec<CountersHandle>>,
+    kick: Own<OnceLock<Box<dyn Kick>>>,
     /// When the worker will look again by itself.
     promised: AtomicU64,
     caller_turns: AtomicU64,
@@ -156,13 +159,14 @@ impl Core {
         let (memory, accessor) = MemoryTable::new(seed, entries);
         let engine = Engine::new(&config, accessor, counters.clone());
         Ok(Arc::new(Self {
-            gate: Gate::new(State { engine, ports }, 65_536),
+            home: Home::here(),
+            gate: Own::new(Gate::new(State { engine, ports }, 65_536)),
             clock,
             config,
-            memory,
+            memory: Own::new(memory),
             registry,
-            counters,
-            kick: OnceLock::new(),
+            counters: Own::new(counters),
+            kick: Own::new(OnceLock::new()),
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
@@ -184,6 +188,11 @@ impl Core {
         &self.registry
     }
 
+    /// The process that opened the device.
+    pub fn home(&self) -> Home {
+        self.home
+    }
+
     /// A context was opened: it hears of ports and of the device.
     pub(crate) fn listen(&self, events: &Arc<Events>) {
         self.lock().engine.nic().fabric.listeners.add(events);
@@ -191,6 +200,9 @@ impl Core {
 
     /// A context was closed.
     pub(crate) fn unlisten(&self, events: &Arc<Events>) {
+        if !self.home.is_here() {
+            return;
+        }
         self.lock().engine.nic().fabric.listeners.remove(events);
     }
 
@@ -267,8 +279,15 @@ impl Core {
         self.serve();
     }
 
-    /// Waits for the lock, for a verb.
+    /// The lock, for a verb; an error in a forked child, where whoever held it may be gone.
+    pub(crate) fn enter(&self) -> Result<Held<'_>, VerbsError> {
+        self.home.check("device")?;
+        Ok(self.lock())
+    }
+
+    /// Waits for the lock, where it is certain that the device is this process's.
     pub(crate) fn lock(&self) -> Held<'_> {
+        assert!(self.home.is_here(), "a verb on the parent's device went on in a forked child");
         // Verbs touch memory, too: a QP that leaves SQD, or fails, goes on with what it has.
         memory_guard::ensure(self.now().0);
         let mut guard = self.gate.wait();

@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use scalefabric_verbs::{Errno, VerbsError};
 
+use crate::process::{Descriptor, Home};
 use crate::ring::atomic::{Mutex, lock};
 
 const PAGE: usize = 4096;
@@ -29,7 +30,7 @@ pub struct Allocator {
 /// One memfd, mapped whole.
 #[derive(Debug)]
 struct Arena {
-    fd: OwnedFd,
+    fd: Descriptor,
     base: *mut u8,
     size: usize,
     /// Free pieces: offset to length. Neighbours are always joined.
@@ -51,12 +52,8 @@ impl Arena {
             )
         };
         // SAFETY: a C string.
-        let fd = unsafe { libc::memfd_create(c"scalefabric-mr".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(refuse("memfd_create"));
-        }
-        // SAFETY: just made, nobody else's.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let made = Descriptor::make(|| unsafe { libc::memfd_create(c"scalefabric-mr".as_ptr(), libc::MFD_CLOEXEC) });
+        let Ok(fd) = made else { return Err(refuse("memfd_create")) };
         // SAFETY: no pointers are passed.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size as libc::off_t) } != 0 {
             return Err(refuse("ftruncate"));
@@ -130,7 +127,14 @@ impl Allocator {
             .checked_next_multiple_of(PAGE)
             .filter(|&s| s <= isize::MAX as usize)
             .ok_or_else(|| VerbsError::invalid(format!("{length} bytes are more than an address space holds")))?;
-        let piece = |arena: Arc<Arena>, offset| Allocation { allocator: self.clone(), arena, offset, size, length };
+        let piece = |arena: Arc<Arena>, offset| Allocation {
+            home: Home::here(),
+            allocator: self.clone(),
+            arena,
+            offset,
+            size,
+            length,
+        };
         if size >= OWN_FILE {
             let arena = Arena::new(size)?;
             arena.take(size);
@@ -152,6 +156,7 @@ impl Allocator {
 
 /// A piece of zeroed memory; freed when dropped.
 pub struct Allocation {
+    home: Home,
     allocator: Arc<Allocator>,
     arena: Arc<Arena>,
     offset: usize,
@@ -185,7 +190,8 @@ impl fmt::Debug for Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if self.size >= OWN_FILE {
+        // A forked child shares the pages: what it forgets stays as it is.
+        if self.size >= OWN_FILE || !self.home.is_here() {
             return;
         }
         // The lock comes first, so that nobody takes a piece of an arena that is about to be dropped from the list.

@@ -188,6 +188,7 @@ mod handler {
             unsafe { libc::sigaction(signal, ptr::null(), &mut present) };
             if !is_ours(present.sa_sigaction) {
                 // Waiting is right: until the other thread has put ours in front, this one may not touch memory.
+                let _making = crate::process::Making::begin();
                 let mut used = USED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 go_in_front(i, signal, &mut used[i]);
             }

@@ -280,6 +280,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if !self.table.home.is_here() {
+            return;
+        }
         // An error says that it is deregistered already.
         let _ = self.end(false);
     }

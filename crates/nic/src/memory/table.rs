@@ -23,6 +23,7 @@ use super::key::{KeySpace, MAX_SLOTS};
 use super::region::{Region, Registration};
 use super::window::Window;
 use super::{guard, probe};
+use crate::process::Home;
 use crate::ring::atomic::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
 /// Names a protection domain inside this process. Unique while the PD lives.
@@ -144,6 +145,8 @@ pub(super) struct Control {
 /// All regions and windows of one device in this process.
 #[derive(Debug)]
 pub struct MemoryTable {
+    /// A forked child leaves its entries alone.
+    pub(super) home: Home,
     keys: KeySpace,
     max_entries: u32,
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
@@ -163,6 +166,7 @@ impl MemoryTable {
         let chunks = (0..(max_entries + 2).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
         let control = Control { fresh: 0, resting: VecDeque::new(), of_pd: HashMap::new(), bound_type2: 0 };
         let table = Arc::new(Self {
+            home: Home::here(),
             keys: KeySpace::new(seed.0),
             max_entries,
             chunks,

@@ -74,6 +74,9 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
+        if !self.table.home.is_here() {
+            return;
+        }
         // An error says that it is deallocated already.
         let _ = self.deallocate();
     }

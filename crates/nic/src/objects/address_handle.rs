@@ -25,7 +25,7 @@ pub struct AhObject {
 
 impl AhObject {
     pub(crate) fn new(core: &Arc<Core>, pd: PdUse, av: &AddressVector, token: Token) -> Result<Self, VerbsError> {
-        core.lock().engine.nic().hold_av(av)?;
+        core.enter()?.engine.nic().hold_av(av)?;
         Ok(Self { core: core.clone(), av: *av, pd, alive: Alive::new(), _token: token })
     }
 
@@ -60,6 +60,9 @@ impl AddressHandle for AhObject {
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
         self.alive.check("address handle")?;
         self.end();
         Ok(())

@@ -14,6 +14,7 @@ use super::Alive;
 use super::context::Device;
 use crate::completion::{Channel, CompletionRing, Polled, completion_queue};
 use crate::engine::drive::{Core, Held};
+use crate::process::Own;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl CqObject {
         }
         let (producer, ring) = completion_queue(cqe, channel.is_some());
         let events = channel.as_ref().map(|c| c.events.clone());
-        let cq_num = core.lock().engine.nic().add_cq(producer, events, device.events.clone())?;
+        let cq_num = core.enter()?.engine.nic().add_cq(producer, events, device.events.clone())?;
         let cq =
             Arc::new(Self { core: core.clone(), device: device.clone(), cq_num, ring, channel, alive: Alive::new() });
         if let Some(channel) = &cq.channel {
@@ -88,6 +89,7 @@ impl CompletionQueue for CqObject {
 
     #[inline]
     fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
+        self.core.home().check("completion queue")?;
         let mut polled = self.ring.poll(out);
         if polled == Polled::Some(0) && !out.is_empty() && self.core.poll() {
             polled = self.ring.poll(out);
@@ -115,13 +117,16 @@ impl CompletionQueue for CqObject {
 
     fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
         check_cqe(&self.core, cqe)?;
-        let mut held = self.core.lock();
+        let mut held = self.core.enter()?;
         self.check()?;
         held.engine.nic().resize_cq(self.cq_num, cqe)
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
-        let held = self.core.lock();
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
+        let held = self.core.enter()?;
         self.check()?;
         self.end(held)
     }
@@ -144,7 +149,7 @@ impl Drop for CqObject {
 #[derive(Debug)]
 pub(crate) struct ChannelShared {
     events: Arc<Channel>,
-    cqs: Mutex<HashMap<u32, Weak<CqObject>>>,
+    cqs: Own<Mutex<HashMap<u32, Weak<CqObject>>>>,
     alive: Alive,
 }
 
@@ -164,7 +169,7 @@ pub struct ChannelObject {
 impl ChannelObject {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Self, VerbsError> {
         let events = Arc::new(Channel::new()?);
-        let shared = ChannelShared { events, cqs: Mutex::new(HashMap::new()), alive: Alive::new() };
+        let shared = ChannelShared { events, cqs: Own::new(Mutex::new(HashMap::new())), alive: Alive::new() };
         Ok(Self { shared: Arc::new(shared), core: core.clone() })
     }
 }
@@ -190,6 +195,9 @@ impl CompletionChannel for ChannelObject {
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.shared.alive.is_inherited() {
+            return Ok(());
+        }
         self.shared.alive.check("completion channel")?;
         let users = self.shared.cqs().values().filter(|cq| cq.strong_count() > 0).count();
         if users > 0 {

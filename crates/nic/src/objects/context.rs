@@ -82,7 +82,7 @@ impl Context for NicContext {
     }
 
     fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbsError> {
-        let held = self.core().lock();
+        let held = self.core().enter()?;
         let port = held.engine.tables().port_or_err(port_num)?;
         let drops = |reason| self.core().counters(port_num).map_or(0, |c| c.block().drops(reason)) as u32;
         let (active_width, active_speed) = width_and_speed(port.speed_mbps());
@@ -115,7 +115,7 @@ impl Context for NicContext {
     }
 
     fn query_gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbsError> {
-        let held = self.core().lock();
+        let held = self.core().enter()?;
         let port = held.engine.tables().port_or_err(port_num)?;
         port.gid(index).ok_or_else(|| {
             VerbsError::invalid(format!(
@@ -126,7 +126,7 @@ impl Context for NicContext {
     }
 
     fn query_gid_table(&self) -> Result<Vec<GidEntry>, VerbsError> {
-        let held = self.core().lock();
+        let held = self.core().enter()?;
         let tables = held.engine.tables();
         let ports = (1..=tables.len()).filter_map(|n| Some((n, tables.port(n)?)));
         let entries = ports.flat_map(|(port_num, port)| {
@@ -144,7 +144,7 @@ impl Context for NicContext {
     }
 
     fn query_pkey(&self, port_num: u8, index: u16) -> Result<PKey, VerbsError> {
-        let held = self.core().lock();
+        let held = self.core().enter()?;
         let port = held.engine.tables().port_or_err(port_num)?;
         port.pkey(index).ok_or_else(|| {
             VerbsError::invalid(format!(
@@ -155,12 +155,14 @@ impl Context for NicContext {
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        self.core().home().check("device")?;
         let token = self.core().registry().pds.take()?;
         let id = self.core().registry().pd_number();
         Ok(Arc::new(PdObject::new(&self.device, id, token)))
     }
 
     fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError> {
+        self.core().home().check("device")?;
         Ok(Arc::new(ChannelObject::new(self.core())?))
     }
 
@@ -184,6 +186,7 @@ impl Context for NicContext {
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {
+        self.core().home().check("device")?;
         Ok(Arc::new(XrcdObject::new(self.core(), self.core().registry().xrcd_number())))
     }
 
@@ -197,12 +200,13 @@ impl Context for NicContext {
     }
 
     fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError> {
+        self.core().home().check("device")?;
         self.core().someone_sleeps();
         self.device.events.wait(timeout)
     }
 
     fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError> {
-        self.core().lock().engine.tables().port_or_err(port_num)?;
+        self.core().enter()?.engine.tables().port_or_err(port_num)?;
         let counters = self.core().counters(port_num);
         Ok(counters.map_or_else(Vec::new, |c| c.block().all().map(|(n, v)| (n.to_owned(), v)).collect()))
     }

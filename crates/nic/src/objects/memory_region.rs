@@ -76,6 +76,9 @@ impl MemoryRegion for MrObject {
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
         self.alive.check("memory region")?;
         self.region.deregister()?;
         self.alive.end();
@@ -115,6 +118,9 @@ impl MemoryWindow for MwObject {
         self.window.rkey()
     }
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
         self.alive.check("memory window")?;
         self.window.deallocate()?;
         self.alive.end();

@@ -130,11 +130,14 @@ impl ProtectionDomain for PdObject {
         grh: &[u8; 40],
         port_num: u8,
     ) -> Result<Arc<dyn AddressHandle>, VerbsError> {
-        let av = answer(self.core().lock().engine.tables().port_or_err(port_num)?, port_num, wc, grh)?;
+        let av = answer(self.core().enter()?.engine.tables().port_or_err(port_num)?, port_num, wc, grh)?;
         self.create_ah(&av)
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.pd.alive.is_inherited() {
+            return Ok(());
+        }
         self.pd.alive.check("protection domain")?;
         let users = self.pd.users.load(Ordering::Acquire);
         if users > 0 {

@@ -113,7 +113,7 @@ impl QpObject {
         };
         // That they live is asked under the lock under which they are destroyed and the QP is counted: the number of one
         // that is destroyed may be that of another a moment later.
-        let mut held = core.lock();
+        let mut held = core.enter()?;
         send_cq.check()?;
         recv_cq.map_or(Ok(()), CqObject::check)?;
         srq.map_or(Ok(()), SrqObject::check)?;
@@ -151,7 +151,7 @@ impl QpObject {
             send: None,
             recv: None,
         };
-        let shared = core.lock().engine.nic().add_qp(new)?;
+        let shared = core.enter()?.engine.nic().add_qp(new)?;
         Ok(Self {
             core: core.clone(),
             device: device.clone(),
@@ -174,11 +174,9 @@ impl QpObject {
         nic.fail_qp(self.shared.index(), now, &memory, ports, status)
     }
 
+    #[inline]
     fn alive(&self) -> Result<(), PostError> {
-        if self.alive.is() {
-            return Ok(());
-        }
-        Err(PostError { index: 0, errno: scalefabric_verbs::Errno::EINVAL, reason: "the QP was destroyed" })
+        self.alive.check_post("the QP was destroyed")
     }
 
     fn pd(&self) -> crate::memory::PdId {
@@ -188,7 +186,7 @@ impl QpObject {
     /// The engine, for a verb on a QP that lives. Asked under the lock, because the number of a QP that another thread
     /// destroys may be that of a new one a moment later.
     fn hold(&self) -> Result<Held<'_>, VerbsError> {
-        let held = self.core.lock();
+        let held = self.core.enter()?;
         self.alive.check("queue pair")?;
         Ok(held)
     }
@@ -269,6 +267,9 @@ impl QueuePair for QpObject {
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
         self.end(self.hold()?)
     }
 

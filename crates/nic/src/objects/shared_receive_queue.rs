@@ -55,7 +55,7 @@ impl SrqObject {
         };
         let numbers = xrc.as_ref().map(|(xrcd, cq, _)| (xrcd.0.id, cq.cq_num()));
         let limit_wr = attr.max_srq_wr;
-        let mut held = core.lock();
+        let mut held = core.enter()?;
         // Under the lock, as in `create_qp`.
         xrc.as_ref().map_or(Ok(()), |(_, _, cq)| cq.check())?;
         let shared = held.engine.nic().add_srq(pd.id(), numbers, device.events.clone(), |srqn| {
@@ -94,16 +94,13 @@ impl SharedReceiveQueue for SrqObject {
     }
 
     fn post_recv(&self, chain: &[RecvWr<'_>]) -> Result<(), PostError> {
-        if !self.alive.is() {
-            let reason = "the shared receive queue was destroyed";
-            return Err(PostError { index: 0, errno: Errno::EINVAL, reason });
-        }
+        self.alive.check_post("the shared receive queue was destroyed")?;
         post::post_srq_recv(&self.shared, chain)
     }
 
     fn modify(&self, max_wr: Option<u32>, srq_limit: Option<u32>) -> Result<(), VerbsError> {
         let max = self.core.config().attr.max_srq_wr;
-        let held = self.core.lock();
+        let held = self.core.enter()?;
         self.check()?;
         let ring = &self.shared.ring;
         let size = max_wr.unwrap_or_else(|| ring.capacity());
@@ -138,8 +135,11 @@ impl SharedReceiveQueue for SrqObject {
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
         // Under the lock, under which a QP that wants this SRQ looks whether it lives, and is counted.
-        let held = self.core.lock();
+        let held = self.core.enter()?;
         self.check()?;
         let users = self.shared.users.load(std::sync::atomic::Ordering::Acquire);
         if users > 0 {

@@ -19,6 +19,7 @@ use scalefabric_wire::pcapng::Writer;
 use scalefabric_wire::{ethernet, ipv4, ipv6, udp};
 
 use super::{Datagram, Port, Sent, Train};
+use crate::process::{Home, Own};
 
 /// Bytes that wait before they are written.
 const BUFFER: usize = 64 << 10;
@@ -50,7 +51,8 @@ impl Output {
 
 /// A capture file; any number of ports may write to it.
 pub struct Capture {
-    output: Mutex<Output>,
+    home: Home,
+    output: Own<Mutex<Output>>,
     /// Added to the engine's clock to get the time of day.
     epoch_offset_ns: u64,
 }
@@ -78,7 +80,7 @@ impl Capture {
             cache: InverseCache::new(),
             frame: Vec::new(),
         };
-        Ok(Arc::new(Self { output: Mutex::new(output), epoch_offset_ns }))
+        Ok(Arc::new(Self { home: Home::here(), output: Own::new(Mutex::new(output)), epoch_offset_ns }))
     }
 
     fn output(&self) -> std::sync::MutexGuard<'_, Output> {
@@ -110,7 +112,10 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        let _ = self.finish();
+        // What waits is the parent's to write.
+        if self.home.is_here() {
+            let _ = self.finish();
+        }
     }
 }
 

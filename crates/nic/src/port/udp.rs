@@ -8,14 +8,15 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use scalefabric_transport::DropReason;
 use scalefabric_wire::icrc::Flow;
 
 use super::{Datagram, MAX_TRAIN_BYTES, Port, Sent, Train};
+use crate::process::Descriptor;
 
 mod mailbox;
 mod receive;
@@ -74,32 +75,26 @@ pub struct AddressSockets {
     /// The address.
     pub local: LocalAddress,
     /// This process's own socket, and in a shared device the one for QP 1.
-    pub receive: Vec<Arc<OwnedFd>>,
+    pub receive: Vec<Arc<Descriptor>>,
 }
 
 /// The sockets of a port, as others see them: they may be changed while the port runs, and waited for.
 #[derive(Debug)]
 pub struct Sockets {
-    epoll: OwnedFd,
+    epoll: Descriptor,
     generation: AtomicU64,
     attention: AtomicBool,
     addresses: Mutex<Vec<AddressSockets>>,
-    mailbox: Option<OwnedFd>,
+    mailbox: Option<Descriptor>,
     /// Counters.
     pub counters: UdpCounters,
 }
 
 impl Sockets {
     /// No addresses yet. `mailbox`: where others hand over what is for this slot.
-    pub fn new(mailbox: Option<OwnedFd>) -> io::Result<Arc<Self>> {
-        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-        let epoll = unsafe {
-            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+    pub fn new(mailbox: Option<Descriptor>) -> io::Result<Arc<Self>> {
+        // SAFETY: plain system call.
+        let epoll = Descriptor::make(|| unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let sockets = Self {
             epoll,
             generation: AtomicU64::new(1),
@@ -185,7 +180,7 @@ impl crate::worker::Source for Sockets {
 /// A receive socket of the port.
 #[derive(Debug)]
 struct Receiver {
-    socket: Arc<OwnedFd>,
+    socket: Arc<Descriptor>,
     /// Where its datagrams are sent to.
     dst: IpAddr,
     /// Multicast: the slot is not looked at.
@@ -207,7 +202,7 @@ pub struct UdpPort {
     seen: u64,
     calls: u32,
     receivers: Vec<Receiver>,
-    groups: HashMap<IpAddr, (u32, Vec<Arc<OwnedFd>>)>,
+    groups: HashMap<IpAddr, (u32, Vec<Arc<Descriptor>>)>,
     /// The receiver that was served last.
     current: usize,
     batch: Batch,
@@ -462,8 +457,9 @@ pub(crate) fn reseal(datagram: &mut [u8], train: &Train<'_>, ip_id: u16) {
 
 /// Segments that one GSO send may have: 128 on newer kernels, 64 on older ones. Tried once, on the loopback.
 fn max_segments() -> usize {
-    static TRIED: OnceLock<usize> = OnceLock::new();
-    *TRIED.get_or_init(|| {
+    // Not a lock: a fork in the middle would leave it taken in the child.
+    static TRIED: AtomicUsize = AtomicUsize::new(0);
+    let try_it = || {
         let local = LocalAddress { ip: std::net::Ipv4Addr::LOCALHOST.into(), ifindex: 0 };
         let Ok(socket) = socket::open_send(local, 0, 1 << 18) else { return 64 };
         // To the socket itself, whose filter drops everything.
@@ -482,7 +478,11 @@ fn max_segments() -> usize {
             Outcome::Sent => 128,
             _ => 64,
         }
-    })
+    };
+    if TRIED.load(Ordering::Relaxed) == 0 {
+        TRIED.store(try_it(), Ordering::Relaxed);
+    }
+    TRIED.load(Ordering::Relaxed)
 }
 
 impl Port for UdpPort {

@@ -1,15 +1,15 @@
 //! Connections between the members of a device: abstract Unix sockets that keep message boundaries, carry descriptors, and
-//! end when the process at the other side does (they are close-on-exec, and a forked child lets go of them).
+//! end when the process at the other side does (they are close-on-exec, and a forked child lets go of them: `process`).
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::port::udp::LocalAddress;
+use crate::process::{Descriptor, Making};
 
 /// Descriptors in one message; the kernel's limit is 253.
 const DESCRIPTORS: usize = 64;
@@ -144,7 +144,7 @@ impl Message {
 /// What came from the other side.
 #[derive(Debug)]
 pub(crate) enum Received {
-    Message(Message, Vec<OwnedFd>),
+    Message(Message, Vec<Descriptor>),
     /// Nothing waits.
     Nothing,
     /// The other side is gone, or talks nonsense.
@@ -165,16 +165,14 @@ fn address(name: &str) -> io::Result<(libc::sockaddr_un, u32)> {
     Ok((address, (size_of::<libc::sa_family_t>() + 1 + bytes.len()) as u32))
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-    unsafe {
-        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
-    }
+fn socket() -> io::Result<Descriptor> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call.
+    Descriptor::make(|| unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 /// Listens at an abstract name. `EADDRINUSE`: somebody does already.
-pub(crate) fn listen(name: &str) -> io::Result<OwnedFd> {
+pub(crate) fn listen(name: &str) -> io::Result<Descriptor> {
     let listener = socket()?;
     let (address, len) = address(name)?;
     // SAFETY: the address is valid for its length.
@@ -188,13 +186,12 @@ pub(crate) fn listen(name: &str) -> io::Result<OwnedFd> {
 /// A connection to another member.
 #[derive(Debug)]
 pub(crate) struct Link {
-    fd: OwnedFd,
-    waiting: VecDeque<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
+    fd: Descriptor,
+    waiting: VecDeque<(Vec<u8>, Vec<Arc<Descriptor>>)>,
 }
 
 impl Link {
-    fn new(fd: OwnedFd) -> Self {
-        forked_children_let_go(fd.as_raw_fd());
+    fn new(fd: Descriptor) -> Self {
         Self { fd, waiting: VecDeque::new() }
     }
 
@@ -210,11 +207,9 @@ impl Link {
     /// The next connection that waits at a listener.
     pub(crate) fn accept(listener: RawFd) -> Option<Self> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no address is asked for; a non-negative result is a descriptor that nobody else owns.
-        unsafe {
-            let fd = libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags);
-            (fd >= 0).then(|| Self::new(OwnedFd::from_raw_fd(fd)))
-        }
+        // SAFETY: no address is asked for.
+        let call = || unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+        Descriptor::make(call).ok().map(Self::new)
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -239,12 +234,12 @@ impl Link {
     }
 
     /// Puts a message in the queue; [`Link::flush`] sends it.
-    pub(crate) fn queue(&mut self, message: &Message, descriptors: Vec<Arc<OwnedFd>>) {
+    pub(crate) fn queue(&mut self, message: &Message, descriptors: Vec<Arc<Descriptor>>) {
         self.waiting.push_back((message.encode(), descriptors));
     }
 
     /// Puts descriptors in the queue, in as many messages as they need.
-    pub(crate) fn queue_hold(&mut self, held: &[(Key, Arc<OwnedFd>)]) {
+    pub(crate) fn queue_hold(&mut self, held: &[(Key, Arc<Descriptor>)]) {
         for part in held.chunks(DESCRIPTORS) {
             let keys = part.iter().map(|(key, _)| *key).collect();
             self.queue(&Message::Hold { keys }, part.iter().map(|(_, fd)| fd.clone()).collect());
@@ -285,6 +280,7 @@ impl Link {
         header.msg_iovlen = 1;
         header.msg_control = control.as_mut_ptr().cast();
         header.msg_controllen = size_of_val(&control) as _;
+        let making = Making::begin();
         // SAFETY: buffers are writable for the lengths given.
         let n = unsafe { libc::recvmsg(self.fd(), &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) };
         if n < 0 {
@@ -303,12 +299,13 @@ impl Link {
                     let count = ((*cmsg).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
                     let data = libc::CMSG_DATA(cmsg).cast::<RawFd>();
                     for i in 0..count {
-                        descriptors.push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
+                        descriptors.push(Descriptor::keep(OwnedFd::from_raw_fd(data.add(i).read_unaligned())));
                     }
                 }
                 cmsg = libc::CMSG_NXTHDR(&raw const header, cmsg);
             }
         }
+        drop(making);
         let cut = header.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0;
         match Message::decode(&bytes[..n as usize]) {
             // No byte at all is the end of the connection.
@@ -326,13 +323,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        forget(self.fd.as_raw_fd());
-    }
-}
-
-fn send(socket: RawFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result<()> {
+fn send(socket: RawFd, bytes: &[u8], descriptors: &[Arc<Descriptor>]) -> io::Result<()> {
     let mut control = [0u64; 64];
     let vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all-zero is a valid msghdr.
@@ -362,54 +353,9 @@ fn send(socket: RawFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result
 }
 
 /// A pidfd of this process.
-pub(crate) fn own_pidfd() -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as RawFd)) }
-    }
-}
-
-/// Links of this process; -1 is an empty place. A forked child must not keep them open, or the death of its parent would
-/// go unseen.
-static LINKS: [AtomicI32; 320] = [const { AtomicI32::new(-1) }; 320];
-/// What a forked child puts in their place, so that the numbers stay taken and nothing else is ever closed by mistake.
-static HARMLESS: OnceLock<OwnedFd> = OnceLock::new();
-
-extern "C" fn in_forked_child() {
-    let Some(harmless) = HARMLESS.get() else { return };
-    for place in &LINKS {
-        let fd = place.load(Ordering::Relaxed);
-        if fd >= 0 {
-            // SAFETY: dup3 is async-signal-safe, and the number belongs to a link of ours.
-            unsafe { libc::dup3(harmless.as_raw_fd(), fd, libc::O_CLOEXEC) };
-        }
-    }
-}
-
-fn forked_children_let_go(fd: RawFd) {
-    HARMLESS.get_or_init(|| {
-        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns. A failure (no descriptors
-        // left) would have failed the link's own socket before.
-        unsafe {
-            libc::pthread_atfork(None, None, Some(in_forked_child));
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            OwnedFd::from_raw_fd(if fd < 0 { libc::dup(2).max(0) } else { fd })
-        }
-    });
-    for place in &LINKS {
-        if place.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
-    }
-}
-
-fn forget(fd: RawFd) {
-    for place in &LINKS {
-        if place.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
-    }
+pub(crate) fn own_pidfd() -> io::Result<Descriptor> {
+    // SAFETY: plain system call.
+    Descriptor::make(|| unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) as RawFd })
 }
 
 #[cfg(test)]

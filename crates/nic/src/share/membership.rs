@@ -29,6 +29,7 @@ use crate::discovery::{self, DevicePlan, PortFacts};
 use crate::engine::drive::Core;
 use crate::netlink::{self, Monitor};
 use crate::port::udp::{AddressSockets, LocalAddress, Neighbours, ReceiveOptions, Sockets, socket};
+use crate::process::{Descriptor, Home, Making, Own};
 use crate::tables::PortChange;
 use crate::worker::Duty;
 
@@ -48,11 +49,11 @@ const LAST_SLOT: u8 = (SLOTS - 2) as u8;
 struct Guest {
     link: Link,
     /// `None` if the process could not make one: then only the link tells of its end.
-    pidfd: Option<OwnedFd>,
+    pidfd: Option<Descriptor>,
 }
 
 /// A descriptor of the device with its name.
-type HeldFd = (Key, Arc<OwnedFd>);
+type HeldFd = (Key, Arc<Descriptor>);
 
 /// What only the host has.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ struct Host {
     /// Connections that have not said what they want.
     strangers: Vec<Link>,
     /// Processes that want a slot.
-    waiting: Vec<(Link, Option<OwnedFd>, u32, u64)>,
+    waiting: Vec<(Link, Option<Descriptor>, u32, u64)>,
     /// After a take-over: members that have not come back yet. Nobody joins and nothing is opened before they have, or
     /// before the time has passed: they may hold sockets that we do not know of.
     awaited: BTreeSet<u8>,
@@ -86,9 +87,9 @@ enum Role {
 
 #[derive(Debug)]
 struct State {
-    held: HashMap<Key, Arc<OwnedFd>>,
+    held: HashMap<Key, Arc<Descriptor>>,
     /// `None`: the process is alone and shares nothing.
-    listener: Option<Arc<OwnedFd>>,
+    listener: Option<Arc<Descriptor>>,
     role: Role,
     /// The tables that the engine was told last, by port.
     told: Vec<PortTables>,
@@ -100,7 +101,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Mailboxes {
     segment: OnceLock<Arc<Segment>>,
-    ends: Mutex<HashMap<u8, Arc<OwnedFd>>>,
+    ends: Mutex<HashMap<u8, Arc<Descriptor>>>,
 }
 
 impl Neighbours for Mailboxes {
@@ -128,10 +129,11 @@ pub struct Membership {
     slot: u8,
     segment: Arc<Segment>,
     receive: ReceiveOptions,
-    epoll: OwnedFd,
-    ports: Vec<OwnPort>,
+    epoll: Descriptor,
+    ports: Own<Vec<OwnPort>>,
     core: OnceLock<Weak<Core>>,
-    state: Mutex<State>,
+    home: Home,
+    state: Own<Mutex<State>>,
 }
 
 fn environment(errno: Errno, message: String) -> VerbsError {
@@ -165,16 +167,18 @@ fn start_time(pid: &str) -> Option<u64> {
 }
 
 /// Makes a slot's two mailbox ends.
-fn mailbox() -> io::Result<(OwnedFd, OwnedFd)> {
+fn mailbox() -> io::Result<(Descriptor, Descriptor)> {
     let mut pair = [0; 2];
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let making = Making::begin();
     // SAFETY: room for two descriptors, which nobody else owns if the call succeeds.
     let (reader, writer) = unsafe {
         if libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) < 0 {
             return Err(io::Error::last_os_error());
         }
-        (OwnedFd::from_raw_fd(pair[0]), OwnedFd::from_raw_fd(pair[1]))
+        (Descriptor::keep(OwnedFd::from_raw_fd(pair[0])), Descriptor::keep(OwnedFd::from_raw_fd(pair[1])))
     };
+    drop(making);
     // A whole super-packet of another slot may have to wait here.
     let _ = socket::set(writer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &(1i32 << 20));
     Ok((reader, writer))
@@ -229,14 +233,8 @@ impl Membership {
     ) -> Result<Arc<Self>, VerbsError> {
         let device = &plan.info.name;
         let cannot = |e: io::Error| failed(device, "descriptors cannot be made", &e);
-        // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-        let epoll = unsafe {
-            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
-            if fd < 0 {
-                return Err(cannot(io::Error::last_os_error()));
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+        // SAFETY: plain system call.
+        let epoll = Descriptor::make(|| unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map_err(cannot)?;
         let mut ports = Vec::new();
         for port in 0..plan.ports.len() as u8 {
             let letters = state.held.get(&Key { kind: Kind::MailIn, port, slot, local: NOWHERE });
@@ -255,9 +253,10 @@ impl Membership {
             segment,
             receive,
             epoll,
-            ports,
+            ports: Own::new(ports),
             core: OnceLock::new(),
-            state: Mutex::new(state),
+            home: Home::here(),
+            state: Own::new(Mutex::new(state)),
         });
         {
             let state = membership.lock();
@@ -271,7 +270,7 @@ impl Membership {
     fn found(
         plan: &DevicePlan,
         receive: ReceiveOptions,
-        meeting: Option<(String, OwnedFd)>,
+        meeting: Option<(String, Descriptor)>,
     ) -> Result<Arc<Self>, VerbsError> {
         let device = &plan.info.name;
         let cannot = |what: &str, e: &io::Error| failed(device, what, e);
@@ -425,7 +424,7 @@ impl Membership {
 
     /// True if this process serves the rendezvous.
     pub fn is_host(&self) -> bool {
-        matches!(self.lock().role, Role::Host(_))
+        self.home.is_here() && matches!(self.lock().role, Role::Host(_))
     }
 
     /// The device segment.
@@ -451,7 +450,7 @@ impl Membership {
 
     /// What went wrong and did not end anything.
     pub fn problems(&self) -> Vec<String> {
-        self.lock().problems.clone()
+        if self.home.is_here() { self.lock().problems.clone() } else { Vec::new() }
     }
 
     /// From now on the engine is told of changes, beginning with those since [`Membership::tables`].
@@ -462,6 +461,7 @@ impl Membership {
 
     /// Changes a P_Key for all members.
     pub fn set_pkey(&self, port: usize, index: u16, pkey: PKey) -> Result<(), VerbsError> {
+        self.home.check("device")?;
         if port >= self.plan.ports.len() || !self.segment.port(port).set_pkey(index, pkey) {
             return Err(VerbsError::invalid(format!(
                 "P_Key index {index} of port {} is beyond the table ({} entries)",
@@ -592,7 +592,7 @@ fn open_mailboxes(state: &mut State, ports: u8, slot: u8) -> io::Result<()> {
 }
 
 /// Puts what the interface says into a port's tables. Only addresses that sockets stand on are GIDs.
-fn update(tables: &mut PortTables, facts: &PortFacts, held: &HashMap<Key, Arc<OwnedFd>>, port: u8) -> Vec<Gid> {
+fn update(tables: &mut PortTables, facts: &PortFacts, held: &HashMap<Key, Arc<Descriptor>>, port: u8) -> Vec<Gid> {
     let open = |ip: &&IpAddr| {
         let local = LocalAddress { ip: **ip, ifindex: facts.ifindex };
         held.contains_key(&Key { kind: Kind::Receive, port, slot: 1, local })
@@ -652,6 +652,9 @@ mod duty;
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            return;
+        }
         // Whoever serves sees the link end and does the rest; alone or as the host, do it here. The sockets close with the
         // last member.
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);

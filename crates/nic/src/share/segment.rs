@@ -7,7 +7,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use scalefabric_verbs::{Gid, Mtu, PKey, PortState};
 
 use crate::counters::{CounterBlock, PortCounters};
+use crate::process::Descriptor;
 
 /// Version of the layout. Changes whenever a member of an older build would misread it.
 pub const VERSION: u32 = 1;
@@ -266,7 +267,7 @@ const fn fingerprint() -> u32 {
 #[derive(Debug)]
 pub struct Segment {
     memory: NonNull<Layout>,
-    fd: OwnedFd,
+    fd: Descriptor,
 }
 
 // SAFETY: the mapping lives as long as the struct, at one place, and all of `Layout` is atomics.
@@ -278,14 +279,9 @@ impl Segment {
     /// A new segment for a device of `ports` ports.
     pub fn create(name: &str, ports: usize) -> io::Result<Arc<Self>> {
         let name = CString::new(format!("scalefabric-{name}")).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the name is a C string; a non-negative result is a descriptor that nobody else owns.
-        let fd = unsafe {
-            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a C string.
+        let fd = Descriptor::make(|| unsafe { libc::memfd_create(name.as_ptr(), flags) })?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: plain system calls on our own descriptor.
         let done = unsafe {
@@ -308,7 +304,7 @@ impl Segment {
     }
 
     /// Maps a segment that another member has sent. It must be sealed (nobody can cut it under us) and of this build's layout.
-    pub fn join(fd: OwnedFd) -> io::Result<Arc<Self>> {
+    pub fn join(fd: Descriptor) -> io::Result<Arc<Self>> {
         let wrong = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what.to_owned()));
         // SAFETY: plain system calls; all-zero is a valid stat.
         let (seals, size) = unsafe {
@@ -332,7 +328,7 @@ impl Segment {
         if same { Ok(Arc::new(segment)) } else { wrong("the device's members run another version of scaleFabric") }
     }
 
-    fn map(fd: OwnedFd) -> io::Result<Self> {
+    fn map(fd: Descriptor) -> io::Result<Self> {
         // SAFETY: a fresh shared mapping of our own descriptor; the kernel chooses the place.
         let memory = unsafe {
             libc::mmap(
@@ -352,7 +348,7 @@ impl Segment {
     }
 
     /// A descriptor of it, to be sent to others.
-    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+    pub fn duplicate(&self) -> io::Result<Descriptor> {
         self.fd.try_clone()
     }
 
@@ -483,7 +479,7 @@ mod tests {
     #[test]
     fn a_foreign_or_unsealed_file_is_refused() {
         // SAFETY: plain system call with a C string.
-        let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING)) };
+        let fd = Descriptor::make(|| unsafe { libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING) }).unwrap();
         assert!(Segment::join(fd.try_clone().unwrap()).is_err());
         // SAFETY: plain system calls.
         unsafe {

@@ -10,17 +10,18 @@ use scalefabric_verbs::*;
 
 const BYTES: usize = 256 << 10;
 
-struct Qp {
-    qp: Arc<dyn QueuePair>,
-    cq: Arc<dyn CompletionQueue>,
-    mr: Arc<dyn MemoryRegion>,
+#[derive(Clone)]
+pub struct Qp {
+    pub qp: Arc<dyn QueuePair>,
+    pub cq: Arc<dyn CompletionQueue>,
+    pub mr: Arc<dyn MemoryRegion>,
 }
 
 #[derive(Default)]
-struct Child {
-    context: Option<Arc<SoftwareContext>>,
-    qp: Option<Qp>,
-    gid_index: u8,
+pub struct Child {
+    pub context: Option<Arc<SoftwareContext>>,
+    pub qp: Option<Qp>,
+    pub gid_index: u8,
 }
 
 pub fn run() {
@@ -36,12 +37,31 @@ fn pattern(seed: u32) -> Vec<u8> {
     (0..BYTES).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed * 77) as u8 ^ (i >> 8) as u8).collect()
 }
 
+/// Room for a completion.
+pub fn blank() -> WorkCompletion {
+    WorkCompletion {
+        wr_id: 0,
+        status: WcStatus::GeneralErr,
+        opcode: WcOpcode::Send,
+        vendor_err: 0,
+        byte_len: 0,
+        imm: 0,
+        invalidated_rkey: RKey(0),
+        qp_num: Qpn::new(0),
+        src_qp: Qpn::new(0),
+        flags: WcFlags::empty(),
+        pkey_index: 0,
+        sl: 0,
+        timestamp_ns: 0,
+    }
+}
+
 impl Child {
-    fn context(&self) -> &Arc<SoftwareContext> {
+    pub fn context(&self) -> &Arc<SoftwareContext> {
         self.context.as_ref().expect("open first")
     }
 
-    fn answer(&mut self, words: &[&str]) -> String {
+    pub fn answer(&mut self, words: &[&str]) -> String {
         match *words {
             ["open"] => self.open(),
             ["qp"] => self.make_qp(),
@@ -78,6 +98,10 @@ impl Child {
             }
             ["slots"] => format!("alive={}", self.context().members()),
             ["fork"] => self.fork(),
+            ["forks", count, rkey, addr] => {
+                let (count, rkey, addr) = (count.parse().unwrap(), rkey.to_owned(), addr.to_owned());
+                crate::forks::run(self, count, &rkey, &addr)
+            }
             ["exec"] => panic!("{}", std::process::Command::new("sleep").arg("30").exec()),
             _ => format!("error unknown {words:?}"),
         }
@@ -162,27 +186,13 @@ impl Child {
     }
 
     /// Writes a pattern from the first half of our region into the second half of the peer's.
-    fn write(&mut self, rkey: u32, addr: u64, seed: u32) -> String {
+    pub fn write(&self, rkey: u32, addr: u64, seed: u32) -> String {
         let Qp { qp, cq, mr } = self.qp.as_ref().unwrap();
         mr.write(0, &pattern(seed)).unwrap();
         let list = [Sge { addr: mr.addr(), length: BYTES as u32, lkey: mr.lkey() }];
         let op = SendOp::Write { remote_addr: addr + BYTES as u64, rkey: RKey(rkey) };
         qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(1, op) }]).unwrap();
-        let mut out = [WorkCompletion {
-            wr_id: 0,
-            status: WcStatus::GeneralErr,
-            opcode: WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            imm: 0,
-            invalidated_rkey: RKey(0),
-            qp_num: Qpn::new(0),
-            src_qp: Qpn::new(0),
-            flags: WcFlags::empty(),
-            pkey_index: 0,
-            sl: 0,
-            timestamp_ns: 0,
-        }];
+        let mut out = [blank()];
         let start = Instant::now();
         while cq.poll(&mut out).unwrap() == 0 {
             if start.elapsed() > Duration::from_secs(30) {

@@ -3,6 +3,7 @@
 //! they are skipped.
 
 mod child;
+mod forks;
 mod namespace;
 mod parent;
 
@@ -125,6 +126,38 @@ fn a_forked_child_does_not_hide_the_death_of_its_parent() {
     let mut c = Child::start(&device);
     assert_eq!(number(&c.ask("open"), "slot"), 2);
     exchange(&mut a, &mut c, 6);
+}
+
+#[test]
+fn forks_while_traffic_runs_leave_the_parent_alone_and_children_open_the_device_themselves() {
+    let device = Device::new("forks", 88);
+    let (mut a, mut b) = (Child::start(&device), Child::start(&device));
+    a.ask("open");
+    b.ask("open");
+    let (qa, qb) = (a.ask("qp"), b.ask("qp"));
+    let word = |text: &str, n: usize| text.split(' ').nth(n).unwrap().to_owned();
+    assert_eq!(a.ask(&format!("connect {} {}", word(&qb, 0), word(&qb, 3))), "ok");
+    assert_eq!(b.ask(&format!("connect {} {}", word(&qa, 0), word(&qa, 3))), "ok");
+    let answer = a.ask(&format!("forks 200 {} {}", word(&qb, 1), word(&qb, 2)));
+    let last = answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).to_owned();
+    assert_eq!(b.ask(&format!("check {last}")), "ok");
+    parent::until("slots are left over", || number(&b.ask("slots"), "alive") == 2);
+    exchange(&mut a, &mut b, 7);
+}
+
+#[test]
+fn a_forked_child_that_lives_on_leaves_address_and_meeting_point_free() {
+    let device = Device::new("orphan", 89);
+    let mut a = Child::start(&device);
+    a.ask("open");
+    let orphan: i32 = a.ask("fork").parse().unwrap();
+    a.kill();
+    // Nobody is left who could let it in: it must be the first.
+    let mut b = Child::start(&device);
+    let answer = b.ask("open");
+    // SAFETY: plain system call; the process was forked by our own child for this test.
+    unsafe { libc::kill(orphan, libc::SIGKILL) };
+    assert_eq!(answer, "slot=1 host=1");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 use super::socket::{FIRST_SOURCE_PORT, LocalAddress, ROCE_PORT, RawAddress, open_send};
 use crate::port::Train;
+use crate::process::Descriptor;
 
 const UDP_SEGMENT: i32 = 103;
 /// Trains that wait for one `sendmmsg`.
@@ -105,7 +106,7 @@ pub(crate) fn send_to_port(socket: RawFd, scope: u32, train: &Train<'_>, port: u
 /// One send socket.
 #[derive(Debug)]
 pub(crate) struct SendSocket {
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: Descriptor,
     pub(crate) source_port: u16,
 }
 

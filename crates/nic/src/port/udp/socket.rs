@@ -4,9 +4,10 @@
 //! asking the kernel for it. A send socket is bound to one local address and a source port, never connected: only then is
 //! the IPv4 identification zero, and *i* in segment *i* of a GSO send (D4).
 
+use crate::process::Descriptor;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 /// The UDP port of RoCEv2 (annex A17).
 pub const ROCE_PORT: u16 = scalefabric_wire::packet::UDP_PORT;
@@ -87,13 +88,11 @@ impl RawAddress {
     }
 }
 
-fn open(v6: bool) -> io::Result<OwnedFd> {
+fn open(v6: bool) -> io::Result<Descriptor> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // SAFETY: plain system call; a non-negative result is a descriptor that nobody else owns.
-    unsafe {
-        let fd = libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
-    }
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call.
+    Descriptor::make(|| unsafe { libc::socket(family, kind, 0) })
 }
 
 pub(crate) fn set<T: Copy>(fd: RawFd, level: i32, name: i32, value: &T) -> io::Result<()> {
@@ -109,7 +108,7 @@ fn get_int(fd: RawFd, level: i32, name: i32) -> io::Result<i32> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
-fn bind(fd: &OwnedFd, address: &RawAddress) -> io::Result<()> {
+fn bind(fd: &Descriptor, address: &RawAddress) -> io::Result<()> {
     // SAFETY: the address is valid for its length.
     let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address.storage).cast(), address.len) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -130,7 +129,7 @@ impl Default for ReceiveOptions {
     }
 }
 
-fn receive_socket(local: LocalAddress, bound: IpAddr, buffer_bytes: usize, reuse: i32) -> io::Result<OwnedFd> {
+fn receive_socket(local: LocalAddress, bound: IpAddr, buffer_bytes: usize, reuse: i32) -> io::Result<Descriptor> {
     let v6 = bound.is_ipv6();
     let socket = open(v6)?;
     let fd = socket.as_raw_fd();
@@ -161,13 +160,13 @@ fn receive_socket(local: LocalAddress, bound: IpAddr, buffer_bytes: usize, reuse
 }
 
 /// Opens a receive socket on `local`, port 4791.
-pub fn open_receive(local: LocalAddress, options: ReceiveOptions) -> io::Result<OwnedFd> {
+pub fn open_receive(local: LocalAddress, options: ReceiveOptions) -> io::Result<Descriptor> {
     receive_socket(local, local.ip, options.buffer_bytes, if options.reuse_port { libc::SO_REUSEPORT } else { 0 })
 }
 
 /// Opens a socket that receives what is sent to a multicast group on the interface of `local`. Every such socket of the
 /// host gets its own copy.
-pub fn open_group(local: LocalAddress, group: IpAddr, buffer_bytes: usize) -> io::Result<OwnedFd> {
+pub fn open_group(local: LocalAddress, group: IpAddr, buffer_bytes: usize) -> io::Result<Descriptor> {
     let socket = receive_socket(local, group, buffer_bytes, libc::SO_REUSEADDR)?;
     let fd = socket.as_raw_fd();
     match group {
@@ -209,7 +208,7 @@ fn attach(socket: RawFd, name: i32, program: &mut [libc::sock_filter]) -> io::Re
 }
 
 /// Opens a send socket on `local` and a source port. `EADDRINUSE`: take another port.
-pub fn open_send(local: LocalAddress, source_port: u16, buffer_bytes: usize) -> io::Result<OwnedFd> {
+pub fn open_send(local: LocalAddress, source_port: u16, buffer_bytes: usize) -> io::Result<Descriptor> {
     let v6 = local.ip.is_ipv6();
     let socket = open(v6)?;
     let fd = socket.as_raw_fd();

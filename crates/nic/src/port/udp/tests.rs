@@ -276,7 +276,7 @@ fn every_member_of_a_group_gets_its_datagrams() {
     assert!(right.leave(group).is_err());
 }
 
-struct Boxes(Vec<(u8, OwnedFd)>);
+struct Boxes(Vec<(u8, Descriptor)>);
 
 impl Neighbours for Boxes {
     fn mailbox(&self, slot: u8) -> Option<RawFd> {
@@ -290,10 +290,10 @@ fn a_datagram_for_another_slot_is_handed_over_and_one_for_nobody_stays() {
     let (x, y) = std::os::unix::net::UnixDatagram::pair().unwrap();
     let mut left = port(&[a]);
     let alone = port(&[b]);
-    let boxes = Arc::new(Boxes(vec![(2, OwnedFd::from(x))]));
+    let boxes = Arc::new(Boxes(vec![(2, Descriptor::keep(x.into()))]));
     let mut first = UdpPort::new(alone.sockets().clone(), Some(boxes), UdpOptions { slot: 1, ..UdpOptions::default() });
     let mut second = UdpPort::new(
-        Sockets::new(Some(OwnedFd::from(y))).unwrap(),
+        Sockets::new(Some(Descriptor::keep(y.into()))).unwrap(),
         None,
         UdpOptions { slot: 2, ..UdpOptions::default() },
     );

@@ -436,6 +436,6 @@ fn is_readable(fd: RawFd) -> bool {
 }
 
 /// True if the process of a pidfd has ended.
-fn has_ended(pidfd: &OwnedFd) -> bool {
+fn has_ended(pidfd: &Descriptor) -> bool {
     is_readable(pidfd.as_raw_fd())
 }

@@ -1,0 +1,256 @@
+//! What becomes of the NIC when its process forks, and how it ends.
+//!
+//! **A forked child has nothing of its parent's NIC.** The worker does not exist in it, the engine may have been copied in the
+//! middle of a step, and every descriptor is the parent's as well. So the child never touches what it inherited: a [`Home`]
+//! tells things of this process from inherited ones, verbs on those fail with ENODEV (destroying one succeeds and does nothing),
+//! and what other threads may have been changing is never dropped ([`Own`]). The child may open the device for itself and is
+//! then a member with a slot of its own. What the parent has is untouched: its memory stays registered and its own writes go
+//! where its addresses lead, copied pages included, since the NIC uses the process's addresses and pins nothing.
+//!
+//! **No lock is held across a fork** but for the moment in which a descriptor is made: a fork waits for it, so that every
+//! descriptor of ours is known when the child begins. There each is replaced by an eventfd that nobody writes, under the same
+//! number: the death of the parent is noticed, its addresses and its meeting point are free when it ends, and a child that polls
+//! the number of a completion channel takes nothing away. (With a NIC of hardware, both would read one and the same queue.) A
+//! copy that the application made of such a number stays shared.
+//!
+//! `vfork`, `posix_spawn` and `_Fork` run none of this: their children may only call `exec`, which closes all descriptors.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use scalefabric_verbs::{Errno, VerbsError};
+
+/// Forks between the first process that used the NIC and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The process in which something was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home(u32);
+
+impl Home {
+    /// This process.
+    pub fn here() -> Self {
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// False in a forked child.
+    #[inline]
+    pub fn is_here(self) -> bool {
+        self == Self::here()
+    }
+
+    /// The error that a verb gives in a forked child.
+    #[inline]
+    pub fn check(self, what: &str) -> Result<(), VerbsError> {
+        if self.is_here() { Ok(()) } else { Err(inherited(what)) }
+    }
+}
+
+#[cold]
+fn inherited(what: &str) -> VerbsError {
+    VerbsError::misuse(
+        Errno::ENODEV,
+        format!(
+            "this {what} belongs to the parent process, which made it before the fork: a child opens the device for itself"
+        ),
+    )
+}
+
+/// A value that only the process which made it drops. A forked child leaks it: a thread that the child does not have may have
+/// been changing it, and what it does when it ends would be done to the parent.
+pub struct Own<T> {
+    home: Home,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Own<T> {
+    /// Of this process.
+    pub fn new(value: T) -> Self {
+        Self { home: Home::here(), value: ManuallyDrop::new(value) }
+    }
+}
+
+impl<T> Deref for Own<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Own<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for Own<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if self.home.is_here() {
+            // SAFETY: dropped here and nowhere else, and nobody sees the value afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+/// A descriptor of the NIC. A forked child lets go of it, and never closes what has its number by then.
+#[derive(Debug)]
+pub struct Descriptor(Own<Registered>);
+
+#[derive(Debug)]
+struct Registered(OwnedFd);
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // Before the number is free for others.
+        note(self.0.as_raw_fd(), false);
+    }
+}
+
+impl Descriptor {
+    /// The descriptor that a system call gives, or the error that it left.
+    pub fn make(call: impl FnOnce() -> RawFd) -> io::Result<Self> {
+        let _making = Making::begin();
+        let fd = call();
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just made it, and nobody else knows it.
+        Ok(Self::keep(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Takes one that exists. Between a [`Making`]'s begin and end, or a fork in between leaves it to the child.
+    pub fn keep(fd: OwnedFd) -> Self {
+        note(fd.as_raw_fd(), true);
+        Self(Own::new(Registered(fd)))
+    }
+
+    /// Another descriptor of the same thing.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let _making = Making::begin();
+        Ok(Self::keep(self.0.0.try_clone()?))
+    }
+}
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.0.as_fd()
+    }
+}
+
+/// Numbers that are looked at in a child; the usual limit of a process is far below. A descriptor beyond stays open in the child.
+const NUMBERS: usize = 1 << 20;
+/// Our descriptors, a bit each. Pages that are never touched cost nothing.
+static OURS: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+/// Words of it that were ever used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+fn note(fd: RawFd, ours: bool) {
+    let (word, bit) = (fd as usize / 64, 1u64 << (fd as usize % 64));
+    let Some(place) = OURS.get(word) else { return };
+    if ours {
+        watch_forks();
+        USED.fetch_max(word + 1, Ordering::AcqRel);
+        place.fetch_or(bit, Ordering::AcqRel);
+    } else {
+        place.fetch_and(!bit, Ordering::AcqRel);
+    }
+}
+
+/// Threads that make a descriptor (lower half) and threads that fork (upper half).
+static MAKING: AtomicU32 = AtomicU32::new(0);
+const FORKING: u32 = 1 << 16;
+
+/// While it lives no fork happens: for steps of a few microseconds that never block.
+#[derive(Debug)]
+pub struct Making(Home);
+
+impl Making {
+    /// Waits for forks that are under way.
+    pub fn begin() -> Self {
+        loop {
+            let now = MAKING.load(Ordering::Acquire);
+            if now < FORKING && MAKING.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                return Self(Home::here());
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if self.0.is_here() {
+            MAKING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Registers the fork handlers; the first time only.
+fn watch_forks() {
+    static ONCE: Once = Once::new();
+    // SAFETY: three functions that live as long as the program.
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(child_handler));
+    });
+}
+
+extern "C" fn before_fork() {
+    MAKING.fetch_add(FORKING, Ordering::AcqRel);
+    while MAKING.load(Ordering::Acquire) % FORKING != 0 {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn after_fork_in_parent() {
+    MAKING.fetch_sub(FORKING, Ordering::AcqRel);
+}
+
+extern "C" fn child_handler() {
+    after_fork_in_child();
+}
+
+/// Makes this process forget what it has inherited. `fork` does it by itself; a program that makes a child by the bare system
+/// call and goes on in it calls this first. Async-signal-safe. In a process that did not just begin it takes the NIC away.
+pub fn after_fork_in_child() {
+    MAKING.store(0, Ordering::Release);
+    FORKS.fetch_add(1, Ordering::AcqRel);
+    crate::provider::forget_all();
+    // SAFETY: plain system calls on numbers of ours, which nobody closes any more.
+    unsafe {
+        let silent = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+        for (word, place) in OURS.iter().enumerate().take(USED.load(Ordering::Acquire)) {
+            let mut bits = place.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let fd = (word * 64) as RawFd + bits.trailing_zeros() as RawFd;
+                bits &= bits - 1;
+                if silent < 0 {
+                    libc::close(fd);
+                } else {
+                    libc::dup3(silent, fd, libc::O_CLOEXEC);
+                }
+            }
+        }
+        if silent >= 0 {
+            libc::close(silent);
+        }
+    }
+}
