@@ -53,6 +53,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/post.rs",
             "crates/nic/tests/",
             "crates/cli/src/bench/datagram.rs",
+            "crates/ibv/",
             "crates/preload/",
             "crates/sim/src/station.rs",
             "crates/tests/",

@@ -1,5 +1,6 @@
 //! The context and its tables of operations. `verbs_context` grows upwards: new operations come first, and `sz` and the
-//! context stay last, so that a program's inline functions find by `sz` whether an operation is there.
+//! context stay last, so that a program's inline functions find by `sz` whether an operation is there. An operation that is not
+//! offered is null.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -54,9 +55,16 @@ pub struct Context {
     pub abi_compat: *mut c_void,
 }
 
-/// `struct verbs_context` as of v28 to v58; later versions put more operations in front.
+/// `struct verbs_context` of v64 and v65. v28 to v58 begin at `query_port`, v59 to v61 at `reg_mr_ex`, v62 and v63 at
+/// `dm_export_dmabuf_fd`: whoever reads one that another library made asks [`has_operation`] first.
 #[repr(C)]
 pub struct VerbsContext {
+    pub free_buf: Option<unsafe extern "C" fn(*mut Buf)>,
+    pub alloc_buf: Option<unsafe extern "C" fn(*mut Pd, usize, *mut *mut Buf) -> *mut c_void>,
+    pub dm_export_dmabuf_fd: Option<unsafe extern "C" fn(*mut Dm) -> c_int>,
+    pub reg_mr_ex: Option<unsafe extern "C" fn(*mut Pd, *mut MrInitAttr) -> *mut Mr>,
+    pub dealloc_dmah: Option<unsafe extern "C" fn(*mut Dmah) -> c_int>,
+    pub alloc_dmah: Option<unsafe extern "C" fn(*mut Context, *mut DmahInitAttr) -> *mut Dmah>,
     pub query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
     pub advise_mr: Option<unsafe extern "C" fn(*mut Pd, u32, u32, *mut Sge, u32) -> c_int>,
     pub alloc_null_mr: Option<unsafe extern "C" fn(*mut Pd) -> *mut Mr>,
@@ -102,8 +110,14 @@ pub struct VerbsContext {
     pub context: Context,
 }
 
+/// True if a `verbs_context` that says `sz` for its own size has the member at `offset` of [`VerbsContext`]: its members are
+/// counted from the end, since it grows upwards.
+pub const fn has_operation(sz: usize, offset: usize) -> bool {
+    sz >= size_of::<VerbsContext>() - offset
+}
+
 layout! {
     ContextOps 256;
     Context 328 { async_fd 268, abi_compat 320 };
-    VerbsContext 648 { sz 312, context 320 };
+    VerbsContext 696 { query_port 48, private 256, sz 360, context 368 };
 }

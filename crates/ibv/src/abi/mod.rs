@@ -3,15 +3,18 @@
 //! Names are those of C without `ibv_`, in Rust's spelling; members keep their names. Every size and the offsets that
 //! matter are asserted when this compiles. Across rdma-core v28 to v65 these structures only grew at their tails:
 //! whoever makes one for a program leaves room behind it, and whoever reads an `…_ex` input looks only at members that
-//! its `comp_mask` names. Enumerations are `u32` here: a program may pass any value.
+//! its `comp_mask` names. Which release had which layout stands in `abi/layouts.txt`, and which functions in
+//! `abi/symbols.txt` and `abi/rdmacm.txt`; tests compare them with this and with what is installed. Enumerations are `u32` here: a program may pass any value.
 
 #![allow(missing_docs)]
 
+mod communication;
 mod context;
 mod device;
 mod objects;
 mod queue;
 
+pub use communication::*;
 pub use context::*;
 pub use device::*;
 pub use objects::*;

@@ -94,6 +94,69 @@ pub struct AllocDmAttr {
     pub comp_mask: u32,
 }
 
+/// `struct ibv_dmah` (v59): a hint how the device shall reach memory.
+#[repr(C)]
+pub struct Dmah {
+    pub context: *mut Context,
+}
+
+#[repr(C)]
+pub struct DmahInitAttr {
+    pub comp_mask: u32,
+    pub cpu_id: u32,
+    pub ph: u8,
+    pub tph_mem_type: u8,
+}
+
+/// `struct ibv_mr_init_attr` (v59; `buf` since v64).
+#[repr(C)]
+pub struct MrInitAttr {
+    pub length: usize,
+    pub access: c_int,
+    /// Bits 0 to 5: iova, addr, fd, fd_offset, dmah, buf.
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut Dmah,
+    pub buf: *mut Buf,
+}
+
+/// `struct ibv_buf` (v64): what is inside is the library's own affair.
+#[repr(C)]
+pub struct Buf {
+    opaque: [u8; 0],
+}
+
+/// `struct ibv_comp_cntr` (v65): a counter of completions.
+#[repr(C)]
+pub struct CompCntr {
+    pub context: *mut Context,
+    pub handle: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct CompCntrCaps {
+    pub max_value: u64,
+    pub max_counters: u32,
+    pub supported_qp_attach_ops: u32,
+}
+
+#[repr(C)]
+pub struct CompCntrInitAttr {
+    pub comp_mask: u32,
+    pub counter_type: u32,
+    pub flags: u32,
+}
+
+#[repr(C)]
+pub struct QpAttachCompCntrAttr {
+    pub comp_mask: u32,
+    pub op_mask: u32,
+}
+
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct GlobalRoute {
@@ -175,6 +238,13 @@ layout! {
     MwBind 48;
     Dm 32;
     AllocDmAttr 16;
+    Dmah 8;
+    DmahInitAttr 12;
+    MrInitAttr 72 { comp_mask 16, dmah 56, buf 64 };
+    CompCntr 16;
+    CompCntrCaps 16;
+    CompCntrInitAttr 12;
+    QpAttachCompCntrAttr 8;
     GlobalRoute 24;
     Grh 40;
     AhAttr 32;

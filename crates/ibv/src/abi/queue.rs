@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::{Ah, AhAttr, CompChannel, Condition, Context, Mutex, Mw, MwBindInfo, Pd, Unused, Xrcd, layout};
+use super::{Ah, AhAttr, CompChannel, Condition, Context, Mutex, Mw, MwBindInfo, Pd, Xrcd, layout};
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -375,7 +375,6 @@ pub struct Flow {
     pub comp_mask: u32,
     pub context: *mut Context,
     pub handle: u32,
-    pub unused: Unused,
 }
 
 layout! {
