@@ -54,6 +54,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/tests/",
             "crates/cli/src/bench/datagram.rs",
             "crates/ibv/",
+            "crates/cli/src/command/run/program.rs",
             "crates/preload/",
             "crates/sim/src/station.rs",
             "crates/tests/",

@@ -24,6 +24,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(Box<command::run::Options>),
     Demo(Box<demo::Options>),
     Devices(command::devices::Options),
     Gids(command::gids::Options),
@@ -35,6 +36,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
+        Command::Run(options) => command::run::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Devices(options) => command::devices::run(&options),
         Command::Gids(options) => command::gids::run(&options),

@@ -4,3 +4,4 @@ pub mod counters;
 pub mod decode;
 pub mod devices;
 pub mod gids;
+pub mod run;
