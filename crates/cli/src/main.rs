@@ -29,6 +29,7 @@ enum Command {
     Devices(command::devices::Options),
     Gids(command::gids::Options),
     Counters(command::counters::Options),
+    Res(command::res::Options),
     Decode(command::decode::Options),
     #[command(hide = true)]
     Bench(bench::Options),
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => command::devices::run(&options),
         Command::Gids(options) => command::gids::run(&options),
         Command::Counters(options) => command::counters::run(&options),
+        Command::Res(options) => command::res::run(&options),
         Command::Decode(options) => command::decode::run(&options),
         Command::Bench(options) => bench::run(&options),
     };

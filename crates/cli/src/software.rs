@@ -4,6 +4,7 @@ use crate::failure::{During, Failure};
 use scalefabric_nic::options::Options;
 use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::SoftwareProvider;
+pub use scalefabric_nic::survey::{DeviceSurvey, Member};
 use scalefabric_verbs::{Context, Provider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,6 +22,10 @@ pub struct SoftwareOptions {
 
 /// The software provider: what the environment says (`SCALEFABRIC_CONFIG` and others), and above it the command line.
 pub fn provider(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
+    Ok(Arc::new(software(options)?))
+}
+
+fn software(options: &SoftwareOptions) -> Result<SoftwareProvider, Failure> {
     let mut software = Options::from_environment().map_err(|error| Failure::usage(error.to_string()))?;
     if let Some(mut spec) = fault_spec(&options.faults)? {
         if !options.faults.iter().any(|text| text.contains("seed=")) {
@@ -31,7 +36,7 @@ pub fn provider(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure>
     if let Some(file) = &options.capture {
         software.capture = Some(file.clone());
     }
-    Ok(Arc::new(SoftwareProvider::new(software)))
+    Ok(SoftwareProvider::new(software))
 }
 
 /// Says what is wrong with `--fault`, before anything starts.
@@ -79,6 +84,22 @@ pub fn open_all(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<Arc
         }
         None => Ok(opened),
     }
+}
+
+/// Looks at all devices, or the named one, without opening them. What cannot be seen of several is told on standard error.
+pub fn surveys(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<DeviceSurvey>, Failure> {
+    let provider = software(options)?;
+    if let Some(name) = only {
+        return Ok(vec![provider.survey(name).during(|| format!("look at device {name}"))?]);
+    }
+    let mut all = Vec::new();
+    for device in provider.devices().during(|| "list the devices")? {
+        match provider.survey(&device.name).during(|| format!("look at device {}", device.name)) {
+            Ok(survey) => all.push(survey),
+            Err(failure) => eprintln!("sfab: {failure}"),
+        }
+    }
+    Ok(all)
 }
 
 /// The named device, or the one on a network interface.

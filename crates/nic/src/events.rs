@@ -17,20 +17,29 @@ pub type Events = EventQueue<AsyncEvent>;
 /// The contexts of a NIC, and which of them are to be woken.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    contexts: Vec<Arc<Events>>,
+    /// With their numbers, which count from 1 and do not come again.
+    contexts: Vec<(u32, Arc<Events>)>,
+    opened: u32,
     wakes: VecDeque<Arc<Events>>,
 }
 
 impl Listeners {
-    /// A context was opened.
-    pub fn add(&mut self, events: &Arc<Events>) {
-        self.contexts.push(events.clone());
+    /// A context was opened; its number.
+    pub fn add(&mut self, events: &Arc<Events>) -> u32 {
+        self.opened = self.opened.wrapping_add(1);
+        self.contexts.push((self.opened, events.clone()));
         self.wakes.reserve(self.contexts.len());
+        self.opened
     }
 
     /// A context was closed.
     pub fn remove(&mut self, events: &Arc<Events>) {
-        self.contexts.retain(|e| !Arc::ptr_eq(e, events));
+        self.contexts.retain(|(_, e)| !Arc::ptr_eq(e, events));
+    }
+
+    /// The contexts with their numbers.
+    pub fn numbered(&self) -> impl Iterator<Item = (u32, Arc<Events>)> + '_ {
+        self.contexts.iter().cloned()
     }
 
     /// Something happened to an object of one context.
@@ -44,7 +53,7 @@ impl Listeners {
     /// Something happened to a port or the device.
     pub fn tell_all(&mut self, event_type: EventType, subject: EventSubject) {
         for index in 0..self.contexts.len() {
-            let events = self.contexts[index].clone();
+            let events = self.contexts[index].1.clone();
             self.tell(&events, event_type, subject);
         }
     }

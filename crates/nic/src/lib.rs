@@ -23,9 +23,11 @@ pub mod port;
 pub mod post;
 pub mod process;
 pub mod provider;
+pub mod resources;
 pub mod ring;
 pub mod schedule;
 pub mod share;
+pub mod survey;
 pub mod tables;
 pub mod worker;
 

@@ -30,6 +30,7 @@ use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
 use crate::share::membership::Membership;
 use crate::share::segment::{PKEYS, SlotCounters, SlotState};
+use crate::survey::{self, DeviceSurvey};
 use crate::worker::{Drive, Source, Worker};
 
 /// What this process has open.
@@ -93,6 +94,20 @@ impl SoftwareProvider {
             VerbsError::environment(Errno::EIO, format!("network interfaces cannot be listed (rtnetlink): {e}"))
         })?;
         Ok(discovery::devices(&interfaces, &self.options))
+    }
+
+    /// Looks at a device from outside: its ports and counters, its processes and what each has. Opens nothing.
+    pub fn survey(&self, name: &str) -> Result<DeviceSurvey, VerbsError> {
+        let plan = discovery::find(self.plans()?, name)?;
+        let own = opened().devices.lock().unwrap_or_else(PoisonError::into_inner).get(name).and_then(Weak::upgrade);
+        if let Some(device) = own
+            && !device.membership.is_shared()
+            && let Some(core) = device.core.upgrade()
+        {
+            let membership = &device.membership;
+            return Ok(survey::look_at_own(plan, membership.segment().clone(), membership.slot(), core.resources()));
+        }
+        survey::look(plan)
     }
 
     /// Opens a device by name, as [`Provider::open`], keeping what only the software NIC can do.

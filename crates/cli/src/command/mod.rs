@@ -4,4 +4,5 @@ pub mod counters;
 pub mod decode;
 pub mod devices;
 pub mod gids;
+pub mod res;
 pub mod run;

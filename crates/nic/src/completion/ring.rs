@@ -87,6 +87,11 @@ pub struct Producer {
 }
 
 impl Producer {
+    /// Entries of the queue.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
     /// Places a completion. `solicited`: it also satisfies a request for solicited completions only (a failed one does
     /// so by itself).
     pub fn push(&mut self, wc: &WorkCompletion, solicited: bool) -> Pushed {

@@ -24,6 +24,7 @@ use super::region::{Region, Registration};
 use super::window::Window;
 use super::{guard, probe};
 use crate::process::Home;
+use crate::resources::MrResource;
 use crate::ring::atomic::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
 /// Names a protection domain inside this process. Unique while the PD lives.
@@ -280,6 +281,27 @@ impl MemoryTable {
     /// Regions and windows that use a PD: `dealloc_pd` is `EBUSY` while there are any.
     pub fn entries_of_pd(&self, pd: PdId) -> usize {
         self.control().of_pd.get(&pd).copied().unwrap_or(0)
+    }
+
+    /// The regions, for tools; their numbers are those of their slots.
+    pub fn regions(&self) -> Vec<MrResource> {
+        let control = self.control();
+        let mut all = Vec::new();
+        for slot in 0..control.fresh {
+            let entry = self.entry(slot);
+            let key = entry.key.load(Ordering::Acquire);
+            if key != 0 && entry.kind.load(Ordering::Relaxed) == kind::REGION {
+                all.push(MrResource {
+                    mrn: slot,
+                    pdn: entry.pd().0,
+                    mrlen: entry.length.load(Ordering::Relaxed),
+                    iova: entry.base.load(Ordering::Relaxed),
+                    key,
+                    access: entry.access().bits(),
+                });
+            }
+        }
+        all
     }
 
     /// Regions and windows in the table.

@@ -24,6 +24,8 @@ use crate::post::MAX_INLINE;
 pub(crate) struct Device {
     pub(crate) core: Arc<Core>,
     pub(crate) events: Arc<Events>,
+    /// Number among the contexts of this process.
+    pub(crate) number: u32,
 }
 
 impl Drop for Device {
@@ -43,8 +45,8 @@ impl NicContext {
     /// Opens the NIC of this process. Fails when no descriptor is left for its events.
     pub fn new(core: &Arc<Core>) -> Result<Arc<Self>, VerbsError> {
         let events = Arc::new(Events::new()?);
-        core.listen(&events);
-        Ok(Arc::new(Self { device: Arc::new(Device { core: core.clone(), events }) }))
+        let number = core.listen(&events);
+        Ok(Arc::new(Self { device: Arc::new(Device { core: core.clone(), events, number }) }))
     }
 
     /// The engine behind it.

@@ -18,6 +18,7 @@ use super::quota::Token;
 use super::shared_receive_queue::SrqObject;
 use crate::engine::drive::Core;
 use crate::memory::{PdId, Registration};
+use crate::resources::PdResource;
 
 /// What the objects of a PD hold.
 #[derive(Debug)]
@@ -27,6 +28,20 @@ pub(crate) struct Pd {
     users: AtomicU32,
     alive: Alive,
     _token: Token,
+}
+
+impl Pd {
+    pub(crate) fn resource(&self, number: u32) -> PdResource {
+        PdResource { pdn: number, ctxn: self.device.number, users: self.users.load(Ordering::Acquire) }
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        if self.alive.end() {
+            self.device.core.registry().pd_is_gone(self.id.0);
+        }
+    }
 }
 
 /// A use of a PD, for as long as it is held.
@@ -61,7 +76,9 @@ impl PdObject {
     pub(crate) fn new(device: &Arc<Device>, id: u32, token: Token) -> Self {
         let pd =
             Pd { device: device.clone(), id: PdId(id), users: AtomicU32::new(0), alive: Alive::new(), _token: token };
-        Self { pd: Arc::new(pd) }
+        let pd = Arc::new(pd);
+        device.core.registry().pd_is_born(id, &pd);
+        Self { pd }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -151,6 +168,7 @@ impl ProtectionDomain for PdObject {
             ));
         }
         self.pd.alive.end();
+        self.core().registry().pd_is_gone(self.pd.id.0);
         Ok(())
     }
 

@@ -1,10 +1,15 @@
 //! Limits of the device that no table keeps: each object of a limited kind holds a token, and there are no more tokens
 //! than `query_device` says.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use scalefabric_verbs::{DeviceAttr, Errno, VerbsError};
+
+use super::protection_domain::Pd;
+use crate::process::Own;
+use crate::resources::PdResource;
 
 /// Tokens of one kind.
 #[derive(Debug)]
@@ -41,6 +46,8 @@ pub(crate) struct Registry {
     pub(crate) mrs: Arc<Quota>,
     pub(crate) mws: Arc<Quota>,
     pub(crate) ahs: Arc<Quota>,
+    /// PDs by number, for tools.
+    live_pds: Own<Mutex<BTreeMap<u32, Weak<Pd>>>>,
     next_pd: AtomicU32,
     next_xrcd: AtomicU32,
 }
@@ -52,6 +59,7 @@ impl Registry {
             mrs: Quota::new("memory regions", attr.max_mr),
             mws: Quota::new("memory windows", attr.max_mw),
             ahs: Quota::new("address handles", attr.max_ah),
+            live_pds: Own::new(Mutex::new(BTreeMap::new())),
             next_pd: AtomicU32::new(1),
             next_xrcd: AtomicU32::new(1),
         }
@@ -60,6 +68,27 @@ impl Registry {
     /// A number for a new PD.
     pub(crate) fn pd_number(&self) -> u32 {
         self.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn pds(&self) -> MutexGuard<'_, BTreeMap<u32, Weak<Pd>>> {
+        self.live_pds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A PD was made.
+    pub(crate) fn pd_is_born(&self, number: u32, pd: &Arc<Pd>) {
+        self.pds().insert(number, Arc::downgrade(pd));
+    }
+
+    /// It is destroyed.
+    pub(crate) fn pd_is_gone(&self, number: u32) {
+        self.pds().remove(&number);
+    }
+
+    /// The PDs that there are.
+    pub(crate) fn live_pds(&self) -> Vec<PdResource> {
+        let all: Vec<_> = self.pds().iter().filter_map(|(number, pd)| Some((*number, pd.upgrade()?))).collect();
+        // Outside the lock: the last handle may be this one.
+        all.into_iter().map(|(number, pd)| pd.resource(number)).collect()
     }
 
     /// A number for a new XRC domain.

@@ -84,6 +84,14 @@ pub(crate) enum Message {
     Ready,
     /// The tables in the segment have changed.
     Nudge,
+    /// A tool wants to know what there is; it does not become a member.
+    Survey { version: u32 },
+    /// The answer of the host, whose slot it is; members answer for themselves. With it: the segment.
+    Roster { host: u8 },
+    /// To a member: answer this tool. With it: the connection to it.
+    Ask,
+    /// What a member has. With it: a file of JSON.
+    Report { slot: u8 },
 }
 
 impl Message {
@@ -116,6 +124,13 @@ impl Message {
             }
             Self::Ready => out.push(7),
             Self::Nudge => out.push(8),
+            Self::Survey { version } => {
+                out.push(9);
+                out.extend_from_slice(&version.to_le_bytes());
+            }
+            Self::Roster { host } => out.extend_from_slice(&[10, *host]),
+            Self::Ask => out.push(11),
+            Self::Report { slot } => out.extend_from_slice(&[12, *slot]),
         }
         out
     }
@@ -136,6 +151,10 @@ impl Message {
             6 => Key::get(rest).map(|key| Self::Drop { port: key.port, local: key.local })?,
             7 => Self::Ready,
             8 => Self::Nudge,
+            9 => Self::Survey { version: u32_at(0)? },
+            10 => Self::Roster { host: *rest.first()? },
+            11 => Self::Ask,
+            12 => Self::Report { slot: *rest.first()? },
             _ => return None,
         })
     }
@@ -197,7 +216,17 @@ impl Link {
 
     /// Connects to whoever listens at a name.
     pub(crate) fn connect(name: &str) -> io::Result<Self> {
+        Self::connect_by(socket()?, name)
+    }
+
+    /// Connects, and wants to know of each message who sent it.
+    pub(crate) fn connect_signed(name: &str) -> io::Result<Self> {
         let fd = socket()?;
+        crate::port::udp::socket::set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32)?;
+        Self::connect_by(fd, name)
+    }
+
+    fn connect_by(fd: Descriptor, name: &str) -> io::Result<Self> {
         let (address, len) = address(name)?;
         // SAFETY: the address is valid for its length.
         let done = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
@@ -210,6 +239,11 @@ impl Link {
         // SAFETY: no address is asked for.
         let call = || unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
         Descriptor::make(call).ok().map(Self::new)
+    }
+
+    /// Another descriptor of it, to be given away.
+    pub(crate) fn duplicate(&self) -> io::Result<Descriptor> {
+        self.fd.try_clone()
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -271,6 +305,12 @@ impl Link {
 
     /// Takes a message that is there.
     pub(crate) fn receive(&self) -> Received {
+        self.receive_signed().0
+    }
+
+    /// The same, with the process that sent it, in our PID namespace: 0 if it is not in it, or if the connection was
+    /// not made with [`Link::connect_signed`].
+    pub(crate) fn receive_signed(&self) -> (Received, u32) {
         let mut bytes = [0u8; MESSAGE_BYTES];
         let mut control = [0u64; 64];
         let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -285,11 +325,11 @@ impl Link {
         let n = unsafe { libc::recvmsg(self.fd(), &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) };
         if n < 0 {
             return match io::Error::last_os_error().kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Received::Nothing,
-                _ => Received::Closed,
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => (Received::Nothing, 0),
+                _ => (Received::Closed, 0),
             };
         }
-        let mut descriptors = Vec::new();
+        let (mut descriptors, mut sender) = (Vec::new(), 0);
         // SAFETY: the kernel has filled the control buffer; the macros stay inside `msg_controllen`, and each descriptor
         // in it is new and nobody else's.
         unsafe {
@@ -302,24 +342,66 @@ impl Link {
                         descriptors.push(Descriptor::keep(OwnedFd::from_raw_fd(data.add(i).read_unaligned())));
                     }
                 }
+                if (*cmsg).cmsg_level == libc::SOL_SOCKET && (*cmsg).cmsg_type == libc::SCM_CREDENTIALS {
+                    sender = libc::CMSG_DATA(cmsg).cast::<libc::ucred>().read_unaligned().pid as u32;
+                }
                 cmsg = libc::CMSG_NXTHDR(&raw const header, cmsg);
             }
         }
         drop(making);
         let cut = header.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0;
-        match Message::decode(&bytes[..n as usize]) {
+        let received = match Message::decode(&bytes[..n as usize]) {
             // No byte at all is the end of the connection.
             Some(message) if !cut => Received::Message(message, descriptors),
             _ => Received::Closed,
-        }
+        };
+        (received, sender)
     }
 
     /// Waits for a message.
     pub(crate) fn wait(&self, timeout: Duration) -> Received {
+        self.wait_signed(timeout).0
+    }
+
+    /// The same, with its sender.
+    pub(crate) fn wait_signed(&self, timeout: Duration) -> (Received, u32) {
         let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid pollfd.
         unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis().min(i32::MAX as u128) as i32) };
-        self.receive()
+        self.receive_signed()
+    }
+}
+
+/// Sends a member's report to a tool. One that does not take it has gone, or will ask again.
+pub(crate) fn report(tool: &Descriptor, slot: u8, text: &[u8]) -> io::Result<()> {
+    let name = c"scalefabric-report".as_ptr();
+    // SAFETY: a C string.
+    let file = Descriptor::make(|| unsafe { libc::memfd_create(name, libc::MFD_CLOEXEC) })?;
+    let mut rest = text;
+    while !rest.is_empty() {
+        // SAFETY: the bytes are readable for their length.
+        let n = unsafe { libc::write(file.as_raw_fd(), rest.as_ptr().cast(), rest.len()) };
+        if n <= 0 {
+            return Err(io::Error::last_os_error());
+        }
+        rest = &rest[n as usize..];
+    }
+    send(tool.as_raw_fd(), &Message::Report { slot }.encode(), &[Arc::new(file)])
+}
+
+/// The text of a report.
+pub(crate) fn read_report(file: &Descriptor) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let mut part = [0u8; 65_536];
+    loop {
+        // SAFETY: the part is writable for its length.
+        let n =
+            unsafe { libc::pread(file.as_raw_fd(), part.as_mut_ptr().cast(), part.len(), text.len() as libc::off_t) };
+        match n {
+            0 => return Ok(text),
+            1.. => text.extend_from_slice(&part[..n as usize]),
+            _ => return Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -380,6 +462,10 @@ mod tests {
             Message::Drop { port: 1, local: v6 },
             Message::Ready,
             Message::Nudge,
+            Message::Survey { version: 7 },
+            Message::Roster { host: 3 },
+            Message::Ask,
+            Message::Report { slot: 254 },
         ];
         for message in all {
             let bytes = message.encode();

@@ -30,6 +30,7 @@ use crate::engine::drive::Core;
 use crate::netlink::{self, Monitor};
 use crate::port::udp::{AddressSockets, LocalAddress, Neighbours, ReceiveOptions, Sockets, socket};
 use crate::process::{Descriptor, Home, Making, Own};
+use crate::survey;
 use crate::tables::PortChange;
 use crate::worker::Duty;
 
@@ -155,7 +156,15 @@ fn failed(device: &str, what: &str, error: &io::Error) -> VerbsError {
     environment(errno, format!("device {device}: {what}: {error}{remedy}"))
 }
 
-fn effective_uid() -> u32 {
+/// Where the members of a device meet.
+pub(crate) fn meeting_point(device: &str) -> String {
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let namespace: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    // Abstract names belong to a network namespace anyway; the number is there for whoever reads /proc/net/unix.
+    format!("scalefabric/{namespace}/{}/{device}", effective_uid())
+}
+
+pub(crate) fn effective_uid() -> u32 {
     // SAFETY: plain system call that cannot fail.
     unsafe { libc::geteuid() }
 }
@@ -196,10 +205,7 @@ impl Membership {
             return Self::found(plan, receive, None);
         }
         let device = &plan.info.name;
-        let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-        let namespace: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-        // Abstract names belong to a network namespace anyway; the number is there for whoever reads /proc/net/unix.
-        let name = format!("scalefabric/{namespace}/{}/{device}", effective_uid());
+        let name = meeting_point(device);
         let start = Instant::now();
         loop {
             match link::listen(&name) {
@@ -425,6 +431,11 @@ impl Membership {
     /// True if this process serves the rendezvous.
     pub fn is_host(&self) -> bool {
         self.home.is_here() && matches!(self.lock().role, Role::Host(_))
+    }
+
+    /// False if the process has the device for itself.
+    pub fn is_shared(&self) -> bool {
+        !self.name.is_empty()
     }
 
     /// The device segment.

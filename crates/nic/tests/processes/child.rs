@@ -37,6 +37,36 @@ fn pattern(seed: u32) -> Vec<u8> {
     (0..BYTES).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed * 77) as u8 ^ (i >> 8) as u8).collect()
 }
 
+/// What a process that is no member sees: who there is, and each QP, region and the number of other things.
+fn survey() -> String {
+    let name = std::env::var(crate::parent::CHILD).unwrap();
+    let survey = SoftwareProvider::from_environment().and_then(|p| p.survey(&name)).unwrap();
+    let mut text = String::new();
+    for member in &survey.members {
+        let host = if member.is_host { " host" } else { "" };
+        let pid = member.pid.map_or("-".into(), |pid| pid.to_string());
+        text += &format!("member slot={} pid={pid} own={} comm={}{host}; ", member.slot, member.own_pid, member.comm);
+    }
+    for (member, qp) in survey.all(|r| &r.qps) {
+        let rqpn = qp.rqpn.unwrap_or(0);
+        text += &format!("qp slot={} lqpn={} rqpn={rqpn} state={}; ", member.slot, qp.lqpn, qp.state);
+        assert!(survey.all(|r| &r.pds).any(|(_, pd)| Some(pd.pdn) == qp.pdn && pd.ctxn == qp.ctxn && pd.users >= 2));
+        assert!(survey.all(|r| &r.cqs).any(|(_, cq)| Some(cq.cqn) == qp.send_cqn && cq.users == 2 && cq.cqe >= 64));
+        assert!(survey.all(|r| &r.ctxs).any(|(_, ctx)| ctx.ctxn == qp.ctxn));
+    }
+    for (member, mr) in survey.all(|r| &r.mrs) {
+        text += &format!("mr slot={} mrlen={} key={}; ", member.slot, mr.mrlen, mr.key);
+    }
+    let port = &survey.ports().unwrap()[0];
+    let writes = port.counters.iter().find(|(name, _)| name == "rx_write_requests").unwrap().1;
+    text + &format!(
+        "silent={} gids={} state={:?} writes={writes}",
+        survey.silent().count(),
+        port.gids.len(),
+        port.state
+    )
+}
+
 /// Room for a completion.
 pub fn blank() -> WorkCompletion {
     WorkCompletion {
@@ -97,6 +127,7 @@ impl Child {
                 all.iter().find(|(n, _)| n == name).unwrap().1.to_string()
             }
             ["slots"] => format!("alive={}", self.context().members()),
+            ["survey"] => survey(),
             ["fork"] => self.fork(),
             ["forks", count, rkey, addr] => {
                 let (count, rkey, addr) = (count.parse().unwrap(), rkey.to_owned(), addr.to_owned());

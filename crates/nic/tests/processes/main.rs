@@ -161,6 +161,36 @@ fn a_forked_child_that_lives_on_leaves_address_and_meeting_point_free() {
 }
 
 #[test]
+fn a_tool_sees_what_each_process_has_and_is_no_member() {
+    let device = Device::new("survey", 90);
+    let mut tool = Child::start(&device);
+    let nobody = tool.ask("survey");
+    assert!(nobody.starts_with("silent=0 gids=1 state=Active writes=0"), "{nobody}");
+    let (mut a, mut b) = (Child::start(&device), Child::start(&device));
+    a.ask("open");
+    b.ask("open");
+    exchange(&mut a, &mut b, 3);
+    let seen = tool.ask("survey");
+    let (qa, qb): (Vec<_>, Vec<_>) =
+        seen.split("; ").filter(|s| s.starts_with("qp ")).partition(|s| s.contains("slot=1"));
+    assert_eq!((qa.len(), qb.len()), (1, 1), "{seen}");
+    assert_eq!(number(qa[0], "lqpn"), number(qb[0], "rqpn"));
+    assert_eq!((number(qa[0], "rqpn"), number(qa[0], "state")), (number(qb[0], "lqpn"), 3));
+    assert!(seen.contains(&format!("slot=1 pid={0} own={0} comm=", a.pid())) && seen.contains(" host; "), "{seen}");
+    assert!(seen.contains(&format!("slot=2 pid={0} own={0} comm=", b.pid())), "{seen}");
+    assert!(seen.contains("mrlen=524288") && seen.contains("silent=0 gids=1 state=Active"), "{seen}");
+    assert!(number(&seen, "writes") >= 2, "{seen}");
+    assert_eq!(number(&a.ask("slots"), "alive"), 2, "the tool is no member");
+    // One that is stopped is listed all the same, and does not hold up the others.
+    b.stop();
+    let seen = tool.ask("survey");
+    b.resume();
+    assert!(seen.contains(&format!("slot=2 pid=- own={}", b.pid())) && seen.contains("silent=1"), "{seen}");
+    assert!(seen.contains("qp slot=1") && !seen.contains("qp slot=2"), "{seen}");
+    exchange(&mut a, &mut b, 5);
+}
+
+#[test]
 fn a_second_user_is_told_who_holds_the_address_and_what_to_do() {
     if !is_root() {
         return skip("it takes root to become another user");

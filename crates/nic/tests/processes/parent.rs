@@ -123,14 +123,34 @@ impl Child {
     /// Tells a line and waits for its answer.
     pub fn ask(&mut self, line: &str) -> String {
         self.tell(line);
+        self.answer()
+    }
+
+    /// The answer to what was told.
+    pub fn answer(&mut self) -> String {
         loop {
             let mut answer = String::new();
-            assert!(self.answers.read_line(&mut answer).unwrap() > 0, "the child ended while it was asked {line:?}");
+            assert!(self.answers.read_line(&mut answer).unwrap() > 0, "the child ended before it answered");
             // The test harness prints, too, and without an end of line before the first answer.
             if let Some((_, answer)) = answer.split_once('@') {
                 return answer.trim_end().to_owned();
             }
         }
+    }
+
+    /// Stops it, and returns when it stands.
+    pub fn stop(&self) {
+        let pid = self.process.id() as i32;
+        // SAFETY: plain system calls on our own child.
+        unsafe {
+            libc::kill(pid, libc::SIGSTOP);
+            libc::waitpid(pid, std::ptr::null_mut(), libc::WUNTRACED);
+        }
+    }
+
+    pub fn resume(&self) {
+        // SAFETY: plain system call on our own child.
+        unsafe { libc::kill(self.process.id() as i32, libc::SIGCONT) };
     }
 
     pub fn kill(mut self) {

@@ -61,6 +61,11 @@ impl Membership {
                     }
                     return;
                 }
+                Received::Message(Message::Ask, fds) => {
+                    if let Some(tool) = fds.first() {
+                        self.report(tool);
+                    }
+                }
                 Received::Message(_, _) => self.tell(state),
                 Received::Closed => return self.host_is_gone(state, now),
                 Received::Nothing => {
@@ -170,7 +175,7 @@ impl Membership {
                 "its processes share a segment of layout {VERSION}, this one has {theirs}: run one version of scaleFabric"
             )
         };
-        let mut returned = Vec::new();
+        let (mut returned, mut tools) = (Vec::new(), Vec::new());
         for link in std::mem::take(&mut host.strangers) {
             match link.receive() {
                 Received::Nothing => host.strangers.push(link),
@@ -191,13 +196,37 @@ impl Membership {
                         refuse(link, format!("slot {slot} was given up: this process was silent for too long"));
                     }
                 }
+                Received::Message(Message::Survey { version }, _) => {
+                    if version == VERSION {
+                        tools.push(link);
+                    } else {
+                        refuse(link, version_text(version));
+                    }
+                }
                 Received::Message(_, _) => {}
             }
+        }
+        for mut link in tools {
+            let (Ok(segment), Ok(tool)) = (self.segment.duplicate(), link.duplicate().map(Arc::new)) else { continue };
+            link.queue(&Message::Roster { host: self.slot }, vec![Arc::new(segment)]);
+            let _ = link.flush();
+            for guest in host.guests.values_mut() {
+                guest.link.queue(&Message::Ask, vec![tool.clone()]);
+            }
+            self.report(&tool);
         }
         for (slot, guest) in returned {
             self.watch(guest.link.fd());
             host.guests.insert(slot, guest);
         }
+    }
+
+    /// Tells a tool what this process has.
+    fn report(&self, tool: &Descriptor) {
+        let resources = self.core.get().and_then(Weak::upgrade).map(|core| core.resources()).unwrap_or_default();
+        let text = survey::Answer::new(resources).encode();
+        // A tool that does not take it has gone.
+        let _ = link::report(tool, self.slot, &text);
     }
 
     fn hear_guests(&self, state: &mut State) {

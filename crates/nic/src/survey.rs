@@ -1,0 +1,234 @@
+//! A look at a device from outside: its ports with their counters, the processes that share it, and what each of them has. Whoever
+//! looks does not become a member, opens no socket of the device and starts no thread.
+//!
+//! The host answers with the device segment, which holds port tables and counters; every member answers for itself what it has,
+//! so it is always current and costs nothing until somebody asks. A member that does not answer within 100 ms (it is stopped, or the machine is
+//! very busy) is listed without.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use scalefabric_verbs::{Errno, Gid, Mtu, PKey, PortState, VerbsError};
+use serde::{Deserialize, Serialize};
+
+use crate::counters::PortCounters;
+use crate::discovery::{self, DevicePlan};
+use crate::netlink;
+use crate::resources::Resources;
+use crate::share::holder;
+use crate::share::link::{self, Link, Message, Received};
+use crate::share::membership::{effective_uid, meeting_point};
+use crate::share::segment::{PKEYS, PortTables, SLOTS, Segment, SlotState, VERSION};
+
+/// How long a member may take to answer.
+const MEMBERS: Duration = Duration::from_millis(100);
+/// How long the host may take.
+const HOST: Duration = Duration::from_secs(2);
+
+/// A process that shares the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Member {
+    /// Its slot: the upper 8 bits of its numbers.
+    pub slot: u8,
+    /// Process ID in the PID namespace of whoever looks; `None` if the process is not in it.
+    pub pid: Option<u32>,
+    /// Process ID in its own PID namespace.
+    pub own_pid: u32,
+    /// Name of its program; empty if it did not answer and cannot be seen.
+    pub comm: String,
+    /// It serves the others.
+    pub is_host: bool,
+    /// What it has; `None` if it did not answer in time.
+    pub resources: Option<Resources>,
+}
+
+/// A port, as it was when it was looked at.
+#[derive(Clone, Debug)]
+pub struct PortSurvey {
+    /// Number, from 1.
+    pub port_num: u8,
+    /// Name of its interface.
+    pub interface: String,
+    /// Index of the interface; 0 if it is gone.
+    pub ifindex: u32,
+    /// State.
+    pub state: PortState,
+    /// Largest path MTU.
+    pub active_mtu: Mtu,
+    /// Mb/s, 0 unknown.
+    pub speed_mbps: u32,
+    /// GIDs with their indexes.
+    pub gids: Vec<(u32, Gid)>,
+    /// P_Key table.
+    pub pkeys: Vec<PKey>,
+    /// Counters of the whole device; all 0 while no process has it open.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// A device as it was when it was looked at.
+#[derive(Debug)]
+pub struct DeviceSurvey {
+    /// Name, GUID and interfaces.
+    pub plan: DevicePlan,
+    /// Processes that share it, by slot.
+    pub members: Vec<Member>,
+    segment: Option<Arc<Segment>>,
+}
+
+impl DeviceSurvey {
+    /// The ports as they are now: their tables and counters are shared memory, so looking again is cheap. Not to be kept when
+    /// the last member has gone: the device then begins anew, elsewhere.
+    pub fn ports(&self) -> Result<Vec<PortSurvey>, VerbsError> {
+        let tables: Vec<PortTables> = match &self.segment {
+            Some(segment) => (0..self.plan.ports.len()).map(|port| segment.port(port).read()).collect(),
+            None => planned(&self.plan)?,
+        };
+        let zero = || PortCounters::default().all().map(|(name, value)| (name.to_owned(), value)).collect();
+        let ports = tables.into_iter().enumerate().map(|(index, tables)| PortSurvey {
+            port_num: index as u8 + 1,
+            interface: self.plan.ports[index].interface.clone(),
+            ifindex: tables.ifindex,
+            state: tables.state,
+            active_mtu: tables.mtu,
+            speed_mbps: tables.speed_mbps,
+            gids: (0..).zip(&tables.gids).filter(|(_, slot)| slot.present).map(|(n, slot)| (n, slot.gid)).collect(),
+            pkeys: tables.pkeys,
+            counters: self.segment.as_ref().map_or_else(zero, |segment| segment.all_counters(index)),
+        });
+        Ok(ports.collect())
+    }
+
+    /// Members that did not answer.
+    pub fn silent(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.resources.is_none())
+    }
+
+    /// Everything of one kind, with whose it is: `survey.all(|r| &r.qps)`.
+    pub fn all<'s, T: 's>(
+        &'s self,
+        kind: impl Fn(&'s Resources) -> &'s Vec<T> + 's,
+    ) -> impl Iterator<Item = (&'s Member, &'s T)> + 's {
+        let answered = self.members.iter().filter_map(|member| Some((member, member.resources.as_ref()?)));
+        answered.flat_map(move |(member, resources)| kind(resources).iter().map(move |one| (member, one)))
+    }
+}
+
+/// The tables that a device would have if somebody opened it.
+fn planned(plan: &DevicePlan) -> Result<Vec<PortTables>, VerbsError> {
+    let interfaces = netlink::interfaces().map_err(|e| {
+        VerbsError::environment(Errno::EIO, format!("network interfaces cannot be listed (rtnetlink): {e}"))
+    })?;
+    let ports = plan.ports.iter().map(|port| {
+        let facts = discovery::facts(port, &interfaces);
+        let (mtu, ifindex) = (facts.mtu, facts.ifindex);
+        let mut tables =
+            PortTables { state: facts.state, mtu, speed_mbps: facts.speed_mbps, ifindex, ..PortTables::default() };
+        debug_assert_eq!(tables.pkeys.len(), PKEYS);
+        let gids: Vec<Gid> = facts.addresses.iter().map(|&ip| Gid::from_ip(ip)).collect();
+        tables.set_gids(&gids);
+        tables
+    });
+    Ok(ports.collect())
+}
+
+/// What a member tells.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pid: u32,
+    comm: String,
+    resources: Resources,
+}
+
+impl Answer {
+    pub(crate) fn new(resources: Resources) -> Self {
+        let comm = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        Self { pid: std::process::id(), comm: comm.trim().to_owned(), resources }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+/// Looks at a device that shares.
+pub(crate) fn look(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
+    let name = meeting_point(&plan.info.name);
+    let nobody = |plan| Ok(DeviceSurvey { plan, members: Vec::new(), segment: None });
+    let Ok(mut link) = Link::connect_signed(&name) else { return nobody(plan) };
+    let device = &plan.info.name;
+    let refuse = |errno, text: String| Err(VerbsError::environment(errno, format!("device {device}: {text}")));
+    match link.peer() {
+        Ok((_, uid)) if uid == effective_uid() => {}
+        Ok((pid, uid)) => {
+            let program = holder::program(pid);
+            return refuse(Errno::EACCES, format!("it belongs to user {uid} (process {pid}, {program})"));
+        }
+        Err(_) => return nobody(plan),
+    }
+    link.queue(&Message::Survey { version: VERSION }, Vec::new());
+    if link.flush().is_err() {
+        return nobody(plan);
+    }
+    let mut end = Instant::now() + HOST;
+    let (mut segment, mut host) = (None, 0);
+    let mut members: Vec<Member> = Vec::new();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let (received, sender) = link.wait_signed(left);
+        match received {
+            Received::Message(Message::Roster { host: slot }, fds) => {
+                let Some(fd) = fds.into_iter().next() else { return nobody(plan) };
+                let joined = match Segment::join(fd) {
+                    Ok(joined) => joined,
+                    Err(e) => return refuse(Errno::EPROTO, format!("its shared segment is refused: {e}")),
+                };
+                (segment, host) = (Some(joined), slot);
+                end = Instant::now() + MEMBERS;
+            }
+            Received::Message(Message::Report { slot }, fds) => {
+                let text = fds.first().and_then(|file| link::read_report(file).ok()).unwrap_or_default();
+                if let Ok(Answer { pid, comm, resources }) = serde_json::from_slice(&text) {
+                    let (sender, resources) = ((sender != 0).then_some(sender), Some(resources));
+                    members.push(Member { slot, pid: sender, own_pid: pid, comm, is_host: false, resources });
+                }
+            }
+            Received::Message(Message::Refuse { text }, _) => return refuse(Errno::EPROTO, text),
+            Received::Message(_, _) => {}
+            // The host has ended, or all have answered and let go.
+            Received::Closed => break,
+            Received::Nothing if left.is_zero() => break,
+            Received::Nothing => {}
+        }
+        let answered = |slot: u8| members.iter().any(|member| member.slot == slot);
+        if segment.as_ref().is_some_and(|segment| living(segment).all(answered)) {
+            break;
+        }
+    }
+    let Some(segment) = segment else {
+        return refuse(
+            Errno::ETIMEDOUT,
+            "the process that serves its others does not answer; is it stopped (by a debugger, or SIGSTOP)?".into(),
+        );
+    };
+    for slot in living(&segment) {
+        if members.iter().all(|member| member.slot != slot) {
+            let own_pid = segment.slot(slot).pid.load(std::sync::atomic::Ordering::Relaxed);
+            let (pid, comm) = (None, String::new());
+            members.push(Member { slot, pid, own_pid, comm, is_host: false, resources: None });
+        }
+    }
+    members.sort_by_key(|member| member.slot);
+    members.iter_mut().for_each(|member| member.is_host = member.slot == host);
+    Ok(DeviceSurvey { plan, members, segment: Some(segment) })
+}
+
+fn living(segment: &Segment) -> impl Iterator<Item = u8> + '_ {
+    (1..(SLOTS - 1) as u8).filter(|&slot| segment.slot(slot).state() == SlotState::Alive)
+}
+
+/// Looks at a device of this process that shares with nobody.
+pub(crate) fn look_at_own(plan: DevicePlan, segment: Arc<Segment>, slot: u8, resources: Resources) -> DeviceSurvey {
+    let Answer { pid, comm, resources } = Answer::new(resources);
+    let member = Member { slot, pid: Some(pid), own_pid: pid, comm, is_host: true, resources: Some(resources) };
+    DeviceSurvey { plan, members: vec![member], segment: Some(segment) }
+}
