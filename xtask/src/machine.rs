@@ -4,21 +4,35 @@
 use crate::process;
 use std::process::{Command, Stdio};
 
-/// A program, the package that has it, and what is skipped without it.
+/// Something that a package brings, and what is skipped without it.
 struct Need {
-    program: &'static str,
+    /// A program, or a path.
+    thing: &'static str,
     package: &'static str,
     skipped: &'static str,
 }
 
+const fn need(thing: &'static str, package: &'static str, skipped: &'static str) -> Need {
+    Need { thing, package, skipped }
+}
+
 const NEEDS: &[Need] = &[
-    Need { program: "ip", package: "iproute2", skipped: "tests between two network namespaces" },
-    Need { program: "tshark", package: "tshark", skipped: "re-reading our captures with tshark" },
+    need("ip", "iproute2", "tests between two network namespaces"),
+    need("tshark", "tshark", "re-reading our captures with tshark"),
+    need("ibv_rc_pingpong", "ibverbs-utils", "clients: the examples of libibverbs"),
+    need("/etc/libibverbs.d/rxe.driver", "ibverbs-providers", "clients: what links a vendor's library"),
+    need("ib_write_bw", "perftest", "clients: perftest"),
+    need("qperf", "qperf", "clients: qperf"),
+    need("rping", "rdmacm-utils", "clients: the examples of librdmacm"),
+    need("ibstat", "infiniband-diags", "clients: ibstat and ibstatus"),
+    need("ucx_perftest", "ucx-utils", "clients: UCX"),
+    need("fi_pingpong", "libfabric-bin", "clients: libfabric"),
+    need("/usr/lib/python3/dist-packages/pyverbs", "python3-pyverbs", "clients: the tests of rdma-core"),
 ];
 
 /// Installs or names what is missing; gives a sentence for each kind of test that will be skipped.
 pub fn prepare(install: bool) -> Vec<String> {
-    let mut missing: Vec<&Need> = NEEDS.iter().filter(|need| !is_there(need.program)).collect();
+    let mut missing: Vec<&Need> = NEEDS.iter().filter(|need| !is_there(need.thing)).collect();
     if !missing.is_empty() && install && is_root() && is_there("apt-get") {
         let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
         println!("    installing {}", packages.join(" "));
@@ -32,11 +46,11 @@ pub fn prepare(install: bool) -> Vec<String> {
         if let Err(message) = apt(&["update", "-qq"]).and_then(|()| apt(&arguments)) {
             println!("    {message}");
         }
-        missing.retain(|need| !is_there(need.program));
+        missing.retain(|need| !is_there(need.thing));
     }
     let mut skipped: Vec<String> = missing
         .iter()
-        .map(|need| format!("{}: `{}` is missing; install the package {}", need.skipped, need.program, need.package))
+        .map(|need| format!("{}: `{}` is missing; install the package {}", need.skipped, need.thing, need.package))
         .collect();
     if !is_root() {
         skipped.push("tests between two network namespaces: they need root".to_owned());
@@ -45,6 +59,9 @@ pub fn prepare(install: bool) -> Vec<String> {
 }
 
 fn is_there(program: &str) -> bool {
+    if program.starts_with('/') {
+        return std::path::Path::new(program).exists();
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/sbin".into(), "/usr/sbin".into()]);
     folders.into_iter().any(|folder| folder.join(program).is_file())

@@ -5,6 +5,7 @@ mod arrows;
 mod bench;
 mod capabilities;
 mod check;
+mod clients;
 mod fuzz;
 mod interop;
 mod invariants;
@@ -44,6 +45,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Writes docs/capabilities.md from the dialogues and tests. Example: cargo xtask capabilities
     Capabilities(capabilities::Options),
+    /// Real verbs programs on the software NIC (network namespaces need root). Example: cargo xtask clients rc_pingpong
+    Clients(clients::Options),
     /// Against a Linux kernel with Soft-RoCE in a virtual machine (root). Example: cargo xtask interop rc-send v6-rc
     Interop(interop::Options),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Capabilities(options) => capabilities::run(&options),
+        Command::Clients(options) => clients::run(&options),
         Command::Interop(options) => interop::run(&options),
     };
     match outcome {

@@ -35,16 +35,21 @@ const LOCAL: &str = "_ZN*; _R*; __rust*; rust_*; __rdl_*; __rg_*; anon.*;";
 
 /// The command.
 pub fn run(options: &Options) -> Outcome {
+    build(options.debug)
+}
+
+/// Builds and links all of it.
+pub fn build(debug: bool) -> Outcome {
     let mut build = cargo();
     build.args(["build", "--quiet"]);
     for package in ["cli", "preload", "preload-audit"] {
         build.args(["--package", &format!("scalefabric-{package}")]);
     }
-    if !options.debug {
+    if !debug {
         build.arg("--release");
     }
     process::run(&mut build)?;
-    let profile = process::target_folder()?.join(if options.debug { "debug" } else { "release" });
+    let profile = process::target_folder()?.join(if debug { "debug" } else { "release" });
     let tables = Tables::read(&root().join("crates/preload/abi"))?;
     Products { archive: profile.join("libscalefabric_preload.a"), folder: profile.join("scalefabric"), tables }
         .make(&profile)

@@ -45,6 +45,23 @@ pub fn result_line(line: &str) -> Option<Totals> {
     Some(totals)
 }
 
+/// The numbers of the line `clients: 3 passed, 0 failed, 1 skipped`.
+pub fn clients_line(line: &str) -> Option<Totals> {
+    let rest = line.strip_prefix("clients: ")?;
+    let mut totals = Totals::default();
+    for part in rest.split(", ") {
+        let (number, what) = part.split_once(' ')?;
+        let number = number.parse().ok()?;
+        match what {
+            "passed" => totals.passed = number,
+            "failed" => totals.failed = number,
+            "skipped" => totals.skipped = number,
+            _ => return None,
+        }
+    }
+    Some(totals)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +71,15 @@ mod tests {
         let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 3 filtered out; finished in 0.10s";
         assert_eq!(result_line(line), Some(Totals { passed: 12, failed: 1, skipped: 2 }));
         assert_eq!(result_line("test engine::a ... ok"), None);
+    }
+
+    #[test]
+    fn the_clients_are_counted() {
+        assert_eq!(
+            clients_line("clients: 30 passed, 1 failed, 2 skipped"),
+            Some(Totals { passed: 30, failed: 1, skipped: 2 })
+        );
+        assert_eq!(clients_line("clients: no case"), None);
     }
 
     #[test]

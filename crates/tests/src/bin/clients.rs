@@ -1,0 +1,123 @@
+//! Runs the cases of `crates/tests/clients` and prints a table and one line of totals. `cargo xtask clients` builds the
+//! products and calls it.
+
+use clap::Parser;
+use scalefabric_tests::clients::{case, folder, page, pyverbs, run};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Real verbs programs on the software NIC.
+#[derive(Parser)]
+struct Arguments {
+    /// Only cases whose `name@layout` begins with one of these.
+    names: Vec<String>,
+    /// The program `sfab`, with its products beside it.
+    #[arg(long)]
+    sfab: PathBuf,
+    /// Folder for outputs.
+    #[arg(long)]
+    scratch: PathBuf,
+    /// Print the names of the cases and end.
+    #[arg(long)]
+    list: bool,
+    /// Print the results as JSON, a line for each case.
+    #[arg(long)]
+    json: bool,
+    /// Write the tables of docs/clients.md and end.
+    #[arg(long)]
+    page: bool,
+    /// Cases at the same time.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Multiplies the seconds a case may take.
+    #[arg(long, default_value_t = 1)]
+    patience: u64,
+}
+
+fn main() -> ExitCode {
+    match go(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("clients: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn go(arguments: &Arguments) -> Result<bool, String> {
+    if arguments.page {
+        std::fs::write(page::path(), page::made()?).map_err(|error| format!("docs/clients.md: {error}"))?;
+        return Ok(true);
+    }
+    let cases: Vec<case::Case> =
+        case::all(&folder())?.into_iter().filter(|case| case.is_named_by(&arguments.names)).collect();
+    if cases.is_empty() {
+        return Err("no case has such a name: see --list".to_owned());
+    }
+    if arguments.list {
+        cases.iter().for_each(|case| println!("{}", case.id()));
+        return Ok(true);
+    }
+    let absolute = |path: &PathBuf| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
+    let scratch = absolute(&arguments.scratch)?;
+    std::fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
+    let rig = run::Rig {
+        sfab: absolute(&arguments.sfab)?,
+        pyverbs: run::unpack_pyverbs(&scratch),
+        scratch,
+        skips: pyverbs::read(&folder().join("pyverbs-skips.txt"))?,
+        first_port: 18600,
+        patience: arguments.patience,
+    };
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some((index, case)) = {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    cases.get(i).map(|c| (i, c))
+                } {
+                    let outcome = rig.run(case, (index % 2000) as u16);
+                    show(&outcome, arguments.json);
+                    outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
+                }
+            });
+        }
+    });
+    let outcomes = outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let count = |wanted: fn(&run::Verdict) -> bool| outcomes.iter().filter(|outcome| wanted(&outcome.verdict)).count();
+    let failed = count(|verdict| matches!(verdict, run::Verdict::Failed(..)));
+    let skipped = count(|verdict| matches!(verdict, run::Verdict::Skipped(_)));
+    let passed = outcomes.len() - failed - skipped;
+    if !arguments.json {
+        println!("clients: {passed} passed, {failed} failed, {skipped} skipped");
+    }
+    Ok(failed == 0)
+}
+
+fn show(outcome: &run::Outcome, json: bool) {
+    let (word, note) = match &outcome.verdict {
+        run::Verdict::Passed => ("ok", String::new()),
+        run::Verdict::Skipped(why) => ("skipped", why.clone()),
+        run::Verdict::Failed(wrong, _) => ("FAILED", wrong.join("; ")),
+    };
+    let seconds = outcome.took.as_secs_f64();
+    if json {
+        let line = serde_json::json!({ "case": outcome.id, "result": word, "seconds": seconds, "note": note });
+        println!("{line}");
+        return;
+    }
+    let mut text = format!("{:<44} {word:<8} {seconds:6.2} s  {note}", outcome.id).trim_end().to_owned();
+    if let run::Verdict::Failed(wrong, lines) = &outcome.verdict {
+        text = format!("{:<44} {word:<8} {seconds:6.2} s", outcome.id);
+        for sentence in wrong.iter().take(20) {
+            text.push_str(&format!("\n  {sentence}"));
+        }
+        text.push('\n');
+        text.push_str(lines.trim_end());
+    }
+    println!("{text}");
+}

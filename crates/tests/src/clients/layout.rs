@@ -1,0 +1,134 @@
+//! Where a case runs. `lo`: two processes on the loopback's device, in a network namespace of their own. `veth`: two
+//! namespaces joined by a pair of Ethernet interfaces. Both need root; without root `lo` uses the machine's own loopback
+//! and `veth` is skipped.
+
+use serde::Deserialize;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Which layout.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Two processes on one device.
+    Lo,
+    /// Two network namespaces.
+    Veth,
+}
+
+impl Kind {
+    /// Both.
+    pub fn all() -> Vec<Self> {
+        vec![Self::Lo, Self::Veth]
+    }
+
+    /// Its word in names of cases.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Lo => "lo",
+            Self::Veth => "veth",
+        }
+    }
+}
+
+/// A place that is there: namespaces are deleted when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    kind: Kind,
+    /// Namespaces of the server and of the client; the same one for `lo`, none without root.
+    namespaces: Vec<String>,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+impl Place {
+    /// Makes one; `mtu` is that of the cable.
+    pub fn new(kind: Kind, mtu: &str) -> Result<Self, String> {
+        if !is_root() {
+            return match kind {
+                Kind::Lo => Ok(Self { kind, namespaces: Vec::new() }),
+                Kind::Veth => Err("skipped: network namespaces need root".to_owned()),
+            };
+        }
+        let name = format!("sfc-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let namespaces = match kind {
+            Kind::Lo => vec![name],
+            Kind::Veth => vec![format!("{name}a"), format!("{name}b")],
+        };
+        let place = Self { kind, namespaces };
+        for namespace in &place.namespaces {
+            ip(&["netns", "add", namespace])?;
+            ip(&["-n", namespace, "link", "set", "lo", "up"])?;
+        }
+        if let [a, b] = &place.namespaces[..] {
+            // Fixed addresses, none of them by itself: a GID table is the same each time.
+            ip(&["-n", a, "link", "add", "eth0", "mtu", mtu, "addrgenmode", "none", "type", "veth"]
+                .into_iter()
+                .chain(["peer", "name", "eth0", "mtu", mtu, "addrgenmode", "none", "netns", b])
+                .collect::<Vec<_>>())?;
+            for (namespace, number) in [(a, 1), (b, 2)] {
+                ip(&["-n", namespace, "link", "set", "eth0", "up"])?;
+                ip(&["-n", namespace, "addr", "add", &format!("10.7.0.{number}/24"), "dev", "eth0"])?;
+                ip(&["-n", namespace, "-6", "addr", "add", &format!("fd07::{number}/64"), "dev", "eth0", "nodad"])?;
+            }
+        }
+        Ok(place)
+    }
+
+    /// The shell command line that runs what follows on the server's side.
+    pub fn on_server(&self) -> String {
+        self.namespaces.first().map_or_else(String::new, |name| format!("ip netns exec {name} "))
+    }
+
+    /// The same on the client's side.
+    pub fn on_client(&self) -> String {
+        self.namespaces.last().map_or_else(String::new, |name| format!("ip netns exec {name} "))
+    }
+
+    /// What the placeholders that depend on the place stand for.
+    pub fn words(&self) -> Vec<(&'static str, &'static str)> {
+        match self.kind {
+            Kind::Lo => vec![
+                ("server", "127.0.0.1"),
+                ("client", "127.0.0.1"),
+                ("server6", "::1"),
+                ("client6", "::1"),
+                ("dev", "sflo"),
+                ("netdev", "lo"),
+                ("gid", "0"),
+                ("gid6", "1"),
+            ],
+            Kind::Veth => vec![
+                ("server", "10.7.0.1"),
+                ("client", "10.7.0.2"),
+                ("server6", "fd07::1"),
+                ("client6", "fd07::2"),
+                ("dev", "sf0"),
+                ("netdev", "eth0"),
+                ("gid", "0"),
+                ("gid6", "1"),
+            ],
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            let _ = ip(&["netns", "del", namespace]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("`ip`: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
+}
+
+/// True if we may make network namespaces.
+pub fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}

@@ -1,0 +1,99 @@
+//! One started program. Its output goes to a file. It leads a process group of its own and is ended by that group's
+//! number. It is ready when it sleeps and has used no processor for a while: true of every server that waits.
+
+use std::fs::File;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// A program, running or ended.
+#[derive(Debug)]
+pub struct Side {
+    child: Child,
+    output: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+const SAMPLE: Duration = Duration::from_millis(20);
+
+impl Side {
+    /// Starts a shell line.
+    pub fn start(line: &str, environment: &[(String, String)], folder: &Path, output: PathBuf) -> Result<Self, String> {
+        let file = File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+        let copy = file.try_clone().map_err(|error| format!("{}: {error}", output.display()))?;
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).envs(environment.iter().map(|(name, value)| (name, value))).current_dir(folder);
+        command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
+        let child = command.spawn().map_err(|error| format!("`{line}` could not be started: {error}"))?;
+        Ok(Self { child, output, status: None })
+    }
+
+    /// What it printed so far.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.output).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until `program` has started, sleeps, and used no processor for three samples; or it has ended, or `end`.
+    pub fn settle(&mut self, program: &str, end: Instant) {
+        let (mut before, mut same) = (0, 0);
+        while same < 3 && Instant::now() < end && self.has_ended().is_none() {
+            std::thread::sleep(SAMPLE);
+            let Some((name, state, ticks)) = self.look() else { return };
+            let started = program.as_bytes().starts_with(name.as_bytes()) && !name.is_empty();
+            same = if started && state == 'S' && ticks == before { same + 1 } else { 0 };
+            before = ticks;
+        }
+    }
+
+    /// Name, state and processor time of its first process.
+    fn look(&self) -> Option<(String, char, u64)> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        let (head, rest) = stat.rsplit_once(')')?;
+        let name = head.split_once('(')?.1.to_owned();
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let ticks = |index: usize| words.get(index)?.parse::<u64>().ok();
+        Some((name, words.first()?.chars().next()?, ticks(11)? + ticks(12)?))
+    }
+
+    /// Its status, if it has ended.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status
+    }
+
+    /// Waits for its end; false if it is still there at `end`.
+    pub fn wait(&mut self, end: Instant) -> bool {
+        while self.has_ended().is_none() {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Sends a signal to its process group.
+    pub fn signal(&self, name: &str) {
+        let group = format!("-{}", self.child.id());
+        let _ = Command::new("kill").args(["-s", name, "--", &group]).stderr(Stdio::null()).status();
+    }
+
+    /// The way it ended, as a shell tells it: its exit code, or 128 and the signal's number.
+    pub fn code(&mut self) -> Option<i32> {
+        let status = self.has_ended()?;
+        status.code().or_else(|| status.signal().map(|signal| 128 + signal))
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // What it started may outlive it: the group is ended in any case.
+        self.signal("KILL");
+        if self.status.is_none() {
+            let _ = self.child.wait();
+        }
+    }
+}
