@@ -13,6 +13,7 @@ mod context;
 mod device;
 mod objects;
 mod queue;
+pub mod ucma;
 
 pub use communication::*;
 pub use context::*;

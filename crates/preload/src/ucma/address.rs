@@ -2,9 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use scalefabric_ibv::abi::ucma::{self as abi, Plain};
 use scalefabric_verbs::{CmAddr, Gid, PortSpace, SockaddrIb};
-
-use super::abi::{self, Plain};
 
 const AF_INET: u16 = libc::AF_INET as u16;
 const AF_INET6: u16 = libc::AF_INET6 as u16;

@@ -1,11 +1,10 @@
 //! Attributes, paths and events: from the contract's structs to the kernel's, and back where a command carries one.
 
+use scalefabric_ibv::abi::ucma::{self as abi, Plain};
 use scalefabric_verbs::{
     AddressVector, CmEvent, ConnParam, Ece, EventParam, Gid, MigState, Mtu, PKey, PathRecord, QKey, QpAttr, QpAttrMask,
     Qpn,
 };
-
-use super::abi::{self, Plain};
 
 /// "Exactly", as selectors of path records say it.
 const EXACTLY: u8 = 2;

@@ -7,11 +7,11 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use scalefabric_ibv::abi::ucma::{self as abi, Command, Plain};
 use scalefabric_verbs::{
     CmAddr, CmChannel, CmEvent, CmId, CmOption, EventType, JoinFlags, PortSpace, QpState, QpType, VerbsError,
 };
 
-use super::abi::{self, Command, Plain};
 use super::{address, convert, memory};
 use crate::hooks::{self, Device, Node, device::Errno};
 
@@ -459,7 +459,7 @@ fn ends(
 
 /// The path among those of an option that is the primary one, in both directions.
 fn primary_path(value: &[u8]) -> Result<scalefabric_verbs::PathRecord, Errno> {
-    if value.len() % size_of::<abi::PathRecData>() != 0 {
+    if !value.len().is_multiple_of(size_of::<abi::PathRecData>()) {
         return Err(libc::EINVAL);
     }
     let records = value.chunks_exact(size_of::<abi::PathRecData>()).filter_map(abi::PathRecData::read);

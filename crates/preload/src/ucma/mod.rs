@@ -1,15 +1,13 @@
 //! The kernel's connection manager device, `/dev/infiniband/rdma_cm`, below the distribution's librdmacm: what is written to its
-//! descriptor are commands (`rdma/rdma_user_cm.h`, version 4), whose answers go to addresses inside them. This module
+//! descriptor are commands ([`scalefabric_ibv::abi::ucma`]), whose answers go to addresses inside them. This module
 //! translates between those bytes and [`CmChannel`], whose meaning is the same.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `abi` | the structs |
 //! | `address`, `convert` | between structs and the contract's values |
 //! | `memory` | the caller's memory |
 //! | `file` | an open file: its commands |
 
-mod abi;
 mod address;
 mod convert;
 mod file;
@@ -21,7 +19,7 @@ use scalefabric_verbs::CmChannel;
 
 use crate::hooks::device::Errno;
 
-pub use abi::ABI_VERSION;
+pub use scalefabric_ibv::abi::ucma::ABI_VERSION;
 
 /// `open("/dev/infiniband/rdma_cm", flags)`: a new descriptor, registered with [`crate::hooks::register`].
 pub fn open(_flags: i32) -> Result<i32, Errno> {

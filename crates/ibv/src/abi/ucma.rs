@@ -1,5 +1,6 @@
-//! The structs of the kernel's interface, version 4, as `rdma/rdma_user_cm.h` lays them out (the commands without their header),
-//! with their sizes checked. Nothing here does anything.
+//! The connection manager device of the kernel, `/dev/infiniband/rdma_cm`: the structs of its commands and answers as
+//! `rdma/rdma_user_cm.h` lays them out, version 4 (v28 to v65), without their header. Our emulation of the device reads them, and our
+//! librdmacm writes them.
 
 /// Number of the interface.
 pub const ABI_VERSION: u32 = 4;
