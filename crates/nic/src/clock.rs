@@ -1,6 +1,8 @@
 //! The clock of the live device: CLOCK_MONOTONIC in nanoseconds. The engine never reads it; whoever drives the engine
 //! reads it once a turn and hands it in. The simulator and the tests hand in their own time.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use scalefabric_transport::Time;
 
 /// Nanoseconds of CLOCK_MONOTONIC, the same in all processes of a machine.
@@ -9,6 +11,12 @@ pub fn now() -> Time {
     // SAFETY: `ts` is a valid timespec that outlives the call, which writes nothing else. It cannot fail for this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut ts) };
     Time(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
+}
+
+/// What has to be added to [`now`] to get nanoseconds since 1970, as the time of day is set at this moment.
+pub fn epoch_offset_ns() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    since_1970.saturating_sub(now().0)
 }
 
 #[cfg(test)]

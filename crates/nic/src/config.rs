@@ -3,7 +3,9 @@
 //! Limits are those that `query_device` reports, and the objects enforce exactly them.
 
 use scalefabric_transport as transport;
-use scalefabric_verbs::{AtomicCap, DeviceAttr, DeviceInfo, Gid, Mtu, PKey, PortState};
+use scalefabric_verbs::{
+    AtomicCap, DeviceAttr, DeviceInfo, Gid, Mtu, OdpCaps, OdpFlags, OdpTransport, PKey, PortState,
+};
 
 /// One port.
 #[derive(Clone, Debug)]
@@ -92,6 +94,11 @@ pub struct NicConfig {
     pub staged_bytes: usize,
     /// Budget of a turn.
     pub budget: Budget,
+    /// Completions that become visible together, as on NICs that write several CQEs at once. Default 1: each by itself.
+    /// More: a program must not count on seeing a completion alone.
+    pub completion_batch: u32,
+    /// How long a completion waits for the rest of its batch, ns. Default 2000. Looked at when the engine turns.
+    pub completion_batch_ns: u64,
     /// Seed for the first QP index, so that a new process does not reuse the numbers of the last one. Default 0.
     pub seed: u64,
 }
@@ -113,6 +120,8 @@ impl NicConfig {
             solve_ip_ids: true,
             staged_bytes: 256 << 10,
             budget: Budget::default(),
+            completion_batch: 1,
+            completion_batch_ns: 2_000,
             seed: 0,
         }
     }
@@ -129,6 +138,21 @@ const CAPABILITIES: u32 = {
         i += 1;
     }
     flags
+};
+
+/// Memory is never pinned, so every operation works on what is mapped at that moment.
+const ON_DEMAND: OdpCaps = {
+    use OdpTransport as T;
+    let datagram = T::SEND.union(T::RECV).union(T::SRQ_RECV);
+    let unreliable = datagram.union(T::WRITE);
+    let reliable = unreliable.union(T::READ).union(T::ATOMIC).union(T::FLUSH).union(T::ATOMIC_WRITE);
+    OdpCaps {
+        general: OdpFlags::SUPPORT.union(OdpFlags::SUPPORT_IMPLICIT),
+        rc: reliable,
+        uc: unreliable,
+        ud: datagram,
+        xrc: reliable,
+    }
 };
 
 /// The limits of a device that nobody configured. Large and truthful: queues grow with use, not with these numbers.
@@ -177,6 +201,15 @@ pub fn default_attr(guid: u64, ports: u8) -> DeviceAttr {
         phys_port_cnt: ports,
         max_inline_data: 1024,
         num_comp_vectors: 8,
-        ..DeviceAttr::default()
+        max_dm_size: 256 << 20,
+        odp: ON_DEMAND,
+        // The raw clock is CLOCK_MONOTONIC in ns.
+        hca_core_clock: 1_000_000,
+        completion_timestamp_mask: u64::MAX,
+        max_cq_count: u16::MAX,
+        max_cq_period: u16::MAX,
+        // What the pacer can express: kb/s, and the MTU's time at 1 kb/s is still a time.
+        rate_limit_min: 1,
+        rate_limit_max: u32::MAX,
     }
 }

@@ -100,6 +100,7 @@ impl Engine {
             srqs: Slots::new(1, (config.attr.max_srq as usize).min(65_535), 0),
             listeners: Listeners::default(),
             wakes: VecDeque::with_capacity(64),
+            late: Vec::new(),
             overruns: Vec::with_capacity(16),
             datagrams: Fabric::datagram_routes(),
             fallback_ports: vec![0xc000; ports],
@@ -166,6 +167,9 @@ impl Engine {
         nic.take_doorbells(doorbells);
         nic.run_timers(now, &access, ports);
         progressed |= nic.transmit(now, &access, ports, budget);
+        if !nic.fabric.late.is_empty() {
+            nic.fabric.run_late(now);
+        }
         if budget.hold_acks && taken > 0 && nic.held + taken <= MAX_HELD {
             nic.held += taken;
         } else {
@@ -194,7 +198,8 @@ impl Engine {
     /// What waits, without a turn: for whoever changed something by a verb.
     pub(crate) fn outlook(&self, now: Time) -> Turn {
         let ready = !self.nic.run.is_empty();
-        Turn { progressed: false, ready, next_deadline: if ready { Some(now) } else { self.nic.timers.first() } }
+        let next_deadline = if ready { Some(now) } else { self.nic.deadline() };
+        Turn { progressed: false, ready, next_deadline }
     }
 
     /// Lends out everything and the way into memory, for a verb.
@@ -507,7 +512,7 @@ impl Nic {
     }
 
     fn end(&mut self, now: Time, ports: &mut [Box<dyn Port>], progressed: bool) -> Turn {
-        let mut deadline = self.timers.first();
+        let mut deadline = self.deadline();
         let mut sooner = |at: Time| deadline = Some(deadline.map_or(at, |d| d.min(at)));
         let mut blocked = false;
         for (index, port) in ports.iter_mut().enumerate() {
@@ -532,6 +537,15 @@ impl Nic {
             sooner(now.after(HOLD_NS));
         }
         Turn { progressed, ready, next_deadline: deadline }
+    }
+
+    /// The next time at which a QP or a CQ has something to do.
+    fn deadline(&self) -> Option<Time> {
+        let timers = self.timers.first();
+        if self.fabric.late.is_empty() {
+            return timers;
+        }
+        [timers, self.fabric.late_deadline()].into_iter().flatten().min()
     }
 
     /// Adds to a port's counters outside a turn.

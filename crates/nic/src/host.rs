@@ -45,6 +45,8 @@ pub struct Fabric {
     pub listeners: Listeners,
     /// Channels to wake after the turn; a channel may stand here twice, which costs one look.
     pub wakes: VecDeque<Arc<Channel>>,
+    /// CQs that put something off; one may stand here twice.
+    pub late: Vec<u32>,
     /// CQs that overran in this turn.
     pub overruns: Vec<u32>,
     /// Routes of datagrams by destination.
@@ -69,23 +71,128 @@ impl Fabric {
     }
 
     /// Places a completion; true if the CQ has overrun.
-    fn complete(&mut self, cq: u32, wc: &WorkCompletion, solicited: bool) -> bool {
+    fn complete(&mut self, now: Time, cq: u32, wc: &WorkCompletion, solicited: bool) -> bool {
         let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
-        let (notify, overrun) = match entry.producer.push(wc, solicited) {
+        let pushed = entry.producer.push_at(wc, solicited, now.0);
+        let waits = entry.late.event.is_some();
+        if pushed == Pushed::Quiet && !waits {
+            return false;
+        }
+        if waits {
+            self.count_late(cq);
+        }
+        self.finish_push(now, cq, pushed)
+    }
+
+    /// What follows from a completion beside that it is there.
+    fn finish_push(&mut self, now: Time, cq: u32, pushed: Pushed) -> bool {
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
+        let (notify, overrun) = match pushed {
             Pushed::Quiet => return false,
+            Pushed::Hidden => {
+                if entry.late.hidden.is_none() {
+                    entry.late.hidden = Some(now.after(entry.late.batch_ns));
+                    self.late.push(cq);
+                }
+                return false;
+            }
             Pushed::Notify => (true, false),
             Pushed::Overrun { notify } => (notify, true),
             Pushed::Lost => return true,
         };
-        if notify && let Some(channel) = &entry.channel {
-            channel.push(cq);
-            self.wakes.push_back(channel.clone());
+        if notify {
+            self.notify(now, cq, overrun);
         }
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
         if overrun {
             self.listeners.tell(&entry.events, EventType::CqErr, EventSubject::CompletionQueue(cq));
             self.overruns.push(cq);
         }
         overrun
+    }
+
+    /// A CQ that was armed got what it was armed for: its channel rings, now or by its moderation.
+    fn notify(&mut self, now: Time, cq: u32, at_once: bool) {
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return };
+        let late = &mut entry.late;
+        if !at_once && (late.count > 1 || late.period_ns > 0) {
+            if late.event.is_none() {
+                late.event = Some((1, (late.period_ns > 0).then(|| now.after(late.period_ns))));
+                self.late.push(cq);
+            }
+            return;
+        }
+        if let Some(channel) = &entry.channel {
+            channel.push(cq);
+            self.wakes.push_back(channel.clone());
+        }
+    }
+
+    /// One more completion while an event waits.
+    #[cold]
+    fn count_late(&mut self, cq: u32) {
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return };
+        let Some((seen, _)) = &mut entry.late.event else { return };
+        *seen += 1;
+        if entry.late.count > 1 && *seen >= u32::from(entry.late.count) {
+            self.end_late_event(cq);
+        }
+    }
+
+    fn end_late_event(&mut self, cq: u32) {
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return };
+        if entry.late.event.take().is_some()
+            && let Some(channel) = &entry.channel
+        {
+            channel.push(cq);
+            self.wakes.push_back(channel.clone());
+        }
+    }
+
+    /// Ends what CQs have put off until now.
+    pub fn run_late(&mut self, now: Time) {
+        let mut index = 0;
+        while let Some(&cq) = self.late.get(index) {
+            let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+            let Some(late) = self.cqs.get(cq as usize).map(|entry| entry.late) else {
+                self.late.swap_remove(index);
+                continue;
+            };
+            if due(late.hidden) {
+                self.show(now, cq);
+            }
+            if due(late.event.and_then(|(_, at)| at)) {
+                self.end_late_event(cq);
+            }
+            let left = self.cqs.get(cq as usize).map(|entry| entry.late);
+            if left.is_none_or(|late| late.hidden.is_none() && late.event.is_none()) {
+                self.late.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Shows the poller the completions of a CQ whose batch is not whole.
+    pub fn show(&mut self, now: Time, cq: u32) {
+        let Some(entry) = self.cqs.get_mut(cq as usize) else { return };
+        entry.late.hidden = None;
+        if entry.producer.show() {
+            self.notify(now, cq, false);
+        }
+    }
+
+    /// Sets the moderation of a CQ. An event that waits comes now.
+    pub fn moderate(&mut self, cq: u32, count: u16, period_ns: u64) {
+        if let Some(entry) = self.cqs.get_mut(cq as usize) {
+            (entry.late.count, entry.late.period_ns) = (count, period_ns);
+            self.end_late_event(cq);
+        }
+    }
+
+    /// When [`Fabric::run_late`] has something to do.
+    pub fn late_deadline(&self) -> Option<Time> {
+        self.late.iter().filter_map(|&cq| self.cqs.get(cq as usize)?.late.deadline()).min()
     }
 }
 
@@ -278,7 +385,7 @@ impl Host for QpHost<'_, '_> {
 
     fn complete_send(&mut self, wc: &WorkCompletion) {
         if self.side.send_cq != NO_CQ {
-            self.side.cq_overrun |= self.fabric.complete(self.side.send_cq, wc, false);
+            self.side.cq_overrun |= self.fabric.complete(self.now, self.side.send_cq, wc, false);
         }
     }
 
@@ -346,7 +453,7 @@ impl Host for QpHost<'_, '_> {
                 }
             }
         }
-        self.side.cq_overrun |= self.fabric.complete(cq, wc, solicited);
+        self.side.cq_overrun |= self.fabric.complete(self.now, cq, wc, solicited);
     }
 
     fn posted_recvs(&self) -> Option<u32> {
@@ -447,6 +554,9 @@ impl Host for QpHost<'_, '_> {
     fn event(&mut self, event: EventType) {
         let qpn = self.side.shared.qpn;
         self.fabric.listeners.tell(&self.side.events, event, EventSubject::QueuePair(qpn));
+        for events in &self.side.more_events {
+            self.fabric.listeners.tell(events, event, EventSubject::QueuePair(qpn));
+        }
     }
 
     fn count(&mut self, counter: Counter, n: u64) {

@@ -8,6 +8,7 @@
 mod address_handle;
 mod completion_queue;
 mod context;
+mod device_memory;
 mod memory_region;
 mod protection_domain;
 mod queue_pair;
@@ -18,6 +19,7 @@ mod xrc_domain;
 pub use address_handle::AhObject;
 pub use completion_queue::{ChannelObject, CqObject};
 pub use context::NicContext;
+pub use device_memory::DmObject;
 pub use memory_region::{MrObject, MwObject};
 pub use protection_domain::PdObject;
 pub use queue_pair::QpObject;
@@ -110,4 +112,4 @@ macro_rules! owned {
     };
 }
 
-owned!(ChannelObject, CqObject, SrqObject, XrcdObject);
+owned!(ChannelObject, CqObject, DmObject, SrqObject, XrcdObject);

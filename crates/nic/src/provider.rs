@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use scalefabric_transport::Time;
 use scalefabric_verbs::{
-    AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceAttr, DeviceInfo, Errno, Gid, GidEntry, PKey,
-    PortAttr, ProtectionDomain, Provider, QueuePair, VerbsError, XrcDomain,
+    AsyncEvent, CompletionChannel, CompletionQueue, Context, CqInit, DeviceAttr, DeviceInfo, DeviceMemory, Errno, Gid,
+    GidEntry, PKey, PortAttr, ProtectionDomain, Provider, Qpn, QueuePair, VerbsError, XrcDomain, XrcdInit,
 };
 
 use crate::clock;
@@ -141,8 +141,7 @@ fn capture(path: &Path) -> Result<Arc<Capture>, VerbsError> {
     if let Some(capture) = captures.get(path).and_then(Weak::upgrade) {
         return Ok(capture);
     }
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-    let capture = Capture::create(path, since_1970.saturating_sub(clock::now().0)).map_err(|e| {
+    let capture = Capture::create(path, clock::epoch_offset_ns()).map_err(|e| {
         VerbsError::environment(Errno::EACCES, format!("capture file {} cannot be made: {e}", path.display()))
     })?;
     captures.insert(path.to_owned(), Arc::downgrade(&capture));
@@ -365,6 +364,30 @@ impl Context for SoftwareContext {
         comp_vector: u32,
     ) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
         self.inner.create_cq(cqe, channel, comp_vector)
+    }
+
+    fn create_cq_with(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        self.inner.create_cq_with(init)
+    }
+
+    fn query_rt_values(&self) -> Result<u64, VerbsError> {
+        self.inner.query_rt_values()
+    }
+
+    fn wallclock_ns(&self, raw_ns: u64) -> Result<u64, VerbsError> {
+        self.inner.wallclock_ns(raw_ns)
+    }
+
+    fn alloc_dm(&self, length: u64, log_align: u32) -> Result<Arc<dyn DeviceMemory>, VerbsError> {
+        self.inner.alloc_dm(length, log_align)
+    }
+
+    fn open_xrcd_with(&self, init: &XrcdInit) -> Result<Arc<dyn XrcDomain>, VerbsError> {
+        self.inner.open_xrcd_with(init)
+    }
+
+    fn open_qp(&self, xrcd: &Arc<dyn XrcDomain>, qp_num: Qpn) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        self.inner.open_qp(xrcd, qp_num)
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {

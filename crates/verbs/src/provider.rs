@@ -99,14 +99,16 @@ pub trait Context: Send + Sync + Debug {
     fn alloc_dm(&self, _length: u64, _log_align: u32) -> Result<Arc<dyn DeviceMemory>, VerbsError> {
         Err(unsupported("device memory"))
     }
-    /// Opens an XRC domain by a file: all who open it through the same file (inode) get the same domain.
+    /// Opens an XRC domain by a file: all who open it through the same file (inode) get the same domain. `EBADF` for a
+    /// descriptor that is none, `EOPNOTSUPP` if the domain belongs to another process and the device cannot share it.
     fn open_xrcd_with(&self, init: &XrcdInit) -> Result<Arc<dyn XrcDomain>, VerbsError> {
         if init.fd.is_none() {
             return self.open_xrcd();
         }
         Err(unsupported("XRC domains that are shared through a file"))
     }
-    /// Another handle of an XRC target QP, by its number (`ibv_open_qp`). The QP lives until its last handle is gone.
+    /// Another handle of an XRC target QP, by its number (`ibv_open_qp`); events come to each of them. The QP lives until
+    /// its last handle is gone. `EINVAL` if the domain has no such QP.
     fn open_qp(&self, _xrcd: &Arc<dyn XrcDomain>, _qp_num: Qpn) -> Result<Arc<dyn QueuePair>, VerbsError> {
         Err(unsupported("opening an XRC target QP by its number"))
     }
@@ -136,9 +138,9 @@ fn unsupported(what: &str) -> VerbsError {
 pub struct XrcdInit {
     /// Descriptor of the file that names the domain; `None` (-1 in C): a domain of one's own.
     pub fd: Option<i32>,
-    /// Make it if it is not there (`O_CREAT`); without it `ENOENT`.
+    /// Make it if it is not there (`O_CREAT`); without it `EAGAIN`, as Linux gives it.
     pub create: bool,
-    /// With `create`: it may not be there yet (`O_EXCL`), else `EEXIST`.
+    /// With `create`: it may not be there yet (`O_EXCL`), else `EINVAL`, as Linux gives it.
     pub exclusive: bool,
 }
 

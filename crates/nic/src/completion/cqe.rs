@@ -4,8 +4,10 @@ use scalefabric_verbs::{Qpn, RKey, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::ring::atomic::{AtomicU64, Ordering};
 
-/// Words that a completion takes; the last two of the unit are spare.
-const WORDS: usize = 6;
+/// Words that a completion takes; the last one of the unit is spare.
+const WORDS: usize = 7;
+/// The word of the time. 0 in queues without timestamps: nobody writes it.
+const TIME: usize = 6;
 
 /// A CQE. The words need no ordering of their own; the ring's counters publish them.
 #[derive(Debug)]
@@ -41,6 +43,12 @@ impl Cqe {
         self.set(5, u32::from(wc.pkey_index), 0);
     }
 
+    /// Notes when it was placed.
+    #[inline]
+    pub fn stamp(&self, now_ns: u64) {
+        self.0[TIME].store(now_ns, Ordering::Relaxed);
+    }
+
     /// `None` if it was forgotten.
     #[inline]
     pub fn read(&self) -> Option<WorkCompletion> {
@@ -63,7 +71,7 @@ impl Cqe {
             flags: WcFlags::from_bits_retain(how & 0xffff),
             pkey_index: self.get(5).0 as u16,
             sl: (how >> 16) as u8 & 15,
-            timestamp_ns: 0,
+            timestamp_ns: self.0[TIME].load(Ordering::Relaxed),
         })
     }
 

@@ -11,7 +11,7 @@ mod ring;
 mod loom_tests;
 
 pub use event_queue::EventQueue;
-pub use ring::{CompletionRing, Polled, Producer, Pushed, completion_queue};
+pub use ring::{CompletionRing, Polled, Producer, Pushed, Shape, completion_queue, completion_queue_with};
 
 /// A completion channel: events name the CQ by its number.
 pub type Channel = EventQueue<u32>;

@@ -22,6 +22,22 @@ const FIRST_SEGMENT: u64 = if cfg!(loom) { 2 } else { 64 };
 /// Makes a queue of at least `cqe` entries (at least 1). `events`: whether it has a channel; without one, arming does
 /// nothing and placing a completion needs no fence.
 pub fn completion_queue(cqe: u32, events: bool) -> (Producer, Arc<CompletionRing>) {
+    completion_queue_with(cqe, events, Shape::default())
+}
+
+/// What a queue does beyond keeping completions in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Shape {
+    /// Each completion carries the time at which it was placed.
+    pub stamped: bool,
+    /// It overruns only beyond so many, whatever its size; 0: beyond its size.
+    pub at_least: u32,
+    /// Completions are shown to the poller so many at a time; 0 and 1: at once.
+    pub batch: u32,
+}
+
+/// As [`completion_queue`], of that shape.
+pub fn completion_queue_with(cqe: u32, events: bool, shape: Shape) -> (Producer, Arc<CompletionRing>) {
     let segment = Arc::new(Segment::new(0, FIRST_SEGMENT));
     let ring = Arc::new(CompletionRing {
         capacity: AtomicU32::new(cqe.max(1)),
@@ -32,7 +48,7 @@ pub fn completion_queue(cqe: u32, events: bool) -> (Producer, Arc<CompletionRing
         events,
         poller: Mutex::new(segment.clone()),
     });
-    (Producer { ring: ring.clone(), segment, placed: 0 }, ring)
+    (Producer { ring: ring.clone(), segment, placed: 0, shape, hidden: 0, solicited: false }, ring)
 }
 
 /// A part of the storage. It holds the entries from `start` to `end`, each at its number modulo its size.
@@ -62,6 +78,8 @@ impl Segment {
 pub enum Pushed {
     /// It is there.
     Quiet,
+    /// It is there, and the poller will see it with the rest of its batch: [`Producer::show`] it in a while.
+    Hidden,
     /// It is there and the queue was armed for it: tell the channel (once: the queue is disarmed now).
     Notify,
     /// There was no room: the queue is in error for ever. Raise CQ_ERR and put the QPs that use it into error. If
@@ -84,6 +102,11 @@ pub struct Producer {
     ring: Arc<CompletionRing>,
     segment: Arc<Segment>,
     placed: u64,
+    shape: Shape,
+    /// The last so many that were placed are not shown yet.
+    hidden: u32,
+    /// A solicited or failed one is among them.
+    solicited: bool,
 }
 
 impl Producer {
@@ -92,29 +115,58 @@ impl Producer {
         self.ring.capacity()
     }
 
-    /// Places a completion. `solicited`: it also satisfies a request for solicited completions only (a failed one does
-    /// so by itself).
+    /// As [`Producer::push_at`], in a queue without timestamps.
     pub fn push(&mut self, wc: &WorkCompletion, solicited: bool) -> Pushed {
+        self.push_at(wc, solicited, 0)
+    }
+
+    /// Places a completion. `solicited`: it also satisfies a request for solicited completions only (a failed one does
+    /// so by itself). `now_ns`: the time, for queues with timestamps.
+    #[inline]
+    pub fn push_at(&mut self, wc: &WorkCompletion, solicited: bool, now_ns: u64) -> Pushed {
         if self.ring.overrun.load(Ordering::Relaxed) {
             return Pushed::Lost;
         }
         // Acquire pairs with the poller's release: its reads of an entry come before our writes to it.
         let taken = self.ring.taken.load(Ordering::Acquire);
-        if self.placed - taken >= u64::from(self.ring.capacity.load(Ordering::Relaxed)) {
+        if self.placed - taken >= u64::from(self.ring.capacity.load(Ordering::Relaxed).max(self.shape.at_least)) {
+            self.hidden = 0;
+            self.ring.placed.store(self.placed, Ordering::Release);
             self.ring.overrun.store(true, Ordering::Release);
             return Pushed::Overrun { notify: self.ring.events && self.disarm(true) };
         }
         if self.placed - taken.max(self.segment.start) >= self.segment.entries.len() as u64 {
             self.grow();
         }
-        self.segment.entry(self.placed).write(wc);
-        self.placed += 1;
-        self.ring.placed.store(self.placed, Ordering::Release);
-        if self.ring.events && self.disarm(solicited || wc.status != WcStatus::Success) {
-            Pushed::Notify
-        } else {
-            Pushed::Quiet
+        let entry = self.segment.entry(self.placed);
+        entry.write(wc);
+        if self.shape.stamped {
+            entry.stamp(now_ns);
         }
+        self.placed += 1;
+        let failed = wc.status != WcStatus::Success;
+        if self.shape.batch > 1 {
+            self.hidden += 1;
+            self.solicited |= solicited || failed;
+            // A failure ends a batch: nobody waits for what may never come.
+            if !failed && self.hidden < self.shape.batch {
+                return Pushed::Hidden;
+            }
+            return if self.show() { Pushed::Notify } else { Pushed::Quiet };
+        }
+        self.ring.placed.store(self.placed, Ordering::Release);
+        if self.ring.events && self.disarm(solicited || failed) { Pushed::Notify } else { Pushed::Quiet }
+    }
+
+    /// Shows the poller what is hidden. True if the queue was armed for it: tell the channel.
+    pub fn show(&mut self) -> bool {
+        if self.hidden == 0 {
+            return false;
+        }
+        self.hidden = 0;
+        self.ring.placed.store(self.placed, Ordering::Release);
+        let solicited = core::mem::take(&mut self.solicited);
+        self.ring.events && self.disarm(solicited)
     }
 
     /// True, once, if the poller waits for what was just placed.
@@ -146,6 +198,15 @@ impl Producer {
     /// The other side.
     pub fn ring(&self) -> &Arc<CompletionRing> {
         &self.ring
+    }
+
+    /// As [`CompletionRing::forget_qp`], what is hidden included.
+    pub fn forget_qp(&mut self, qpn: Qpn) {
+        // Nobody takes them before they are marked: a poller needs the lock that is taken there, and one that has it now
+        // may see completions of the QP as it could a moment ago.
+        self.ring.placed.store(self.placed, Ordering::Release);
+        self.hidden = 0;
+        self.ring.forget_qp(qpn);
     }
 }
 
@@ -321,6 +382,55 @@ mod tests {
         assert_eq!(ring.poll(&mut [wc(0)]), Polled::Overrun);
         assert_eq!(producer.push(&wc(4), true), Pushed::Lost);
         assert_eq!(ring.poll(&mut [wc(0)]), Polled::Overrun);
+    }
+
+    #[test]
+    fn a_batch_is_seen_at_once_or_when_it_is_shown() {
+        let (mut producer, ring) = completion_queue_with(10, true, Shape { batch: 3, ..Shape::default() });
+        ring.req_notify(false);
+        assert_eq!((producer.push(&wc(0), false), producer.push(&wc(1), false)), (Pushed::Hidden, Pushed::Hidden));
+        assert!(poll(&ring, 9).is_empty());
+        assert_eq!(producer.push(&wc(2), false), Pushed::Notify);
+        assert_eq!(poll(&ring, 9), [0, 1, 2]);
+        assert_eq!(producer.push(&wc(3), true), Pushed::Hidden);
+        ring.req_notify(true);
+        assert!(producer.show() && !producer.show(), "one of them was solicited");
+        assert_eq!(poll(&ring, 9), [3]);
+        let failed = WorkCompletion { status: WcStatus::WrFlushErr, ..wc(5) };
+        assert_eq!((producer.push(&wc(4), false), producer.push(&failed, false)), (Pushed::Hidden, Pushed::Quiet));
+        assert_eq!(poll(&ring, 9), [4, 5], "a failure waits for nobody");
+        assert_eq!((producer.push(&wc(6), false), producer.push(&wc(7), false)), (Pushed::Hidden, Pushed::Hidden));
+        producer.forget_qp(Qpn::new(0));
+        assert_eq!(poll(&ring, 9), [7], "6 is of the QP that is forgotten, and hidden ones are found, too");
+    }
+
+    #[test]
+    fn hidden_completions_are_handed_out_before_an_overrun_is_told() {
+        let (mut producer, ring) = completion_queue_with(2, false, Shape { batch: 8, ..Shape::default() });
+        assert_eq!((producer.push(&wc(0), false), producer.push(&wc(1), false)), (Pushed::Hidden, Pushed::Hidden));
+        assert_eq!(producer.push(&wc(2), false), Pushed::Overrun { notify: false });
+        assert_eq!(poll(&ring, 9), [0, 1]);
+        assert_eq!(ring.poll(&mut [wc(0)]), Polled::Overrun);
+    }
+
+    #[test]
+    fn a_queue_that_may_not_overrun_grows_up_to_its_limit() {
+        let (mut producer, ring) = completion_queue_with(1, false, Shape { at_least: 3, ..Shape::default() });
+        for i in 0..3 {
+            assert_eq!(producer.push(&wc(i), false), Pushed::Quiet);
+        }
+        assert_eq!(producer.push(&wc(3), false), Pushed::Overrun { notify: false });
+        assert_eq!((ring.capacity(), poll(&ring, 9)), (1, vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn only_a_stamped_queue_tells_the_time() {
+        for (stamped, time) in [(true, 77), (false, 0)] {
+            let (mut producer, ring) = completion_queue_with(1, false, Shape { stamped, ..Shape::default() });
+            let _ = producer.push_at(&wc(1), false, 77);
+            let mut out = [wc(0)];
+            assert_eq!((ring.poll(&mut out), out[0].timestamp_ns), (Polled::Some(1), time));
+        }
     }
 
     #[test]

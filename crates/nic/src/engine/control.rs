@@ -13,7 +13,7 @@ use scalefabric_verbs::{
     DeviceAttr, Errno, Gid, Mtu, PKey, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn, Srqn, VerbsError, WcStatus,
 };
 
-use super::entry::{CqEntry, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
+use super::entry::{CqEntry, Late, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
 use super::{Engine, Nic, takes_multicast};
 use crate::completion::{Channel, Producer};
 use crate::events::Events;
@@ -120,7 +120,9 @@ impl Nic {
         events: Arc<Events>,
     ) -> Result<u32, VerbsError> {
         let limit = self.config.attr.max_cq as usize;
-        let index = self.fabric.cqs.insert(|_| CqEntry { producer, channel, events, users: 0 });
+        let late = Late { batch_ns: self.config.completion_batch_ns, ..Late::default() };
+        let index = self.fabric.cqs.insert(|_| CqEntry { producer, channel, events, users: 0, late });
+        self.fabric.late.reserve(2 * self.fabric.cqs.len());
         self.fabric.wakes.reserve(self.fabric.cqs.len().saturating_sub(self.fabric.wakes.len()));
         self.fabric.overruns.reserve(self.fabric.cqs.len());
         index.map(|i| i as u32).ok_or_else(|| full("completion queues", limit))
@@ -135,6 +137,36 @@ impl Nic {
         Err(VerbsError::invalid(format!(
             "cannot resize to {cqe} entries: {held} completions wait in the queue; poll first"
         )))
+    }
+
+    /// Moderates a CQ's events.
+    pub(crate) fn moderate_cq(&mut self, cq: u32, count: u16, period_us: u16) -> Result<(), VerbsError> {
+        let (most, longest) = (self.config.attr.max_cq_count, self.config.attr.max_cq_period);
+        if (most, longest) == (0, 0) {
+            return Err(VerbsError::misuse(
+                Errno::EOPNOTSUPP,
+                "this device does not moderate events (max_cq_count is 0)",
+            ));
+        }
+        if count > most || period_us > longest {
+            return Err(VerbsError::invalid(format!(
+                "moderation of {count} completions and {period_us} us: the device has at most {most} and {longest}"
+            )));
+        }
+        self.fabric.moderate(cq, count, u64::from(period_us) * 1000);
+        Ok(())
+    }
+
+    /// Who opened an XRC target QP by its number hears of it, too.
+    pub(crate) fn listen_to_qp(&mut self, qp: u16, events: &Arc<Events>, add: bool) {
+        if let Some(entry) = self.qps.get_mut(usize::from(qp)) {
+            let more = &mut entry.side.more_events;
+            match (add, more.iter().position(|e| Arc::ptr_eq(e, events))) {
+                (true, _) => more.push(events.clone()),
+                (false, Some(place)) => drop(more.swap_remove(place)),
+                (false, None) => {}
+            }
+        }
     }
 
     pub(crate) fn remove_cq(&mut self, cq: u32) -> Result<CqEntry, VerbsError> {
@@ -208,6 +240,7 @@ impl Nic {
                     srq: new.srq,
                     xrcd: new.xrcd,
                     events: new.events,
+                    more_events: Vec::new(),
                     routes: [Route::none(); 2],
                     port_num: 1,
                     held_gids: [None; 2],
@@ -307,8 +340,8 @@ impl Nic {
             srq.ring.free(slot);
         }
         for cq in [side.send_cq, side.recv_cq] {
-            if let Some(cq) = self.fabric.cqs.get(cq as usize) {
-                cq.producer.ring().forget_qp(side.shared.qpn);
+            if let Some(cq) = self.fabric.cqs.get_mut(cq as usize) {
+                cq.producer.forget_qp(side.shared.qpn);
             }
         }
         if let Some(ring) = &side.shared.send {
@@ -384,6 +417,11 @@ impl Nic {
         let port_num = entry.side.port_num;
         let limits = &self.config.attr;
         let place = self.groups.iter().position(|(p, g, _)| *p == port_num && *g == group);
+        let attached: usize = self.groups.iter().map(|(_, _, members)| members.len()).sum();
+        let again = place.is_some_and(|place| self.groups[place].2.contains(&qp));
+        if !again && attached >= limits.max_total_mcast_qp_attach as usize {
+            return Err(full("places in multicast groups (max_total_mcast_qp_attach)", attached));
+        }
         match place {
             Some(place) => {
                 let members = &self.groups[place].2;

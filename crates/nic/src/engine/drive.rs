@@ -252,6 +252,14 @@ impl Core {
         }
     }
 
+    /// What has to be added to [`Core::now`] to get nanoseconds since 1970; 0 for a time of its own.
+    pub fn epoch_offset_ns(&self) -> u64 {
+        match &self.clock {
+            Clock::Real => clock::epoch_offset_ns(),
+            Clock::Manual(_) => 0,
+        }
+    }
+
     /// Changes a port's tables and raises the event that belongs to it.
     pub fn change_port(&self, port_num: u8, change: &PortChange) -> Result<(), VerbsError> {
         self.lock().engine.nic().change_port(port_num, change)

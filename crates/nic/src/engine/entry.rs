@@ -126,6 +126,8 @@ pub struct QpSide {
     pub xrcd: Option<u32>,
     /// Where its events go.
     pub events: Arc<Events>,
+    /// XRC target: those who opened it by its number hear of it, too.
+    pub more_events: Vec<Arc<Events>>,
     /// Primary and alternate path.
     pub routes: [Route; 2],
     /// Port to whose counters this QP adds.
@@ -167,6 +169,30 @@ pub struct CqEntry {
     pub events: Arc<Events>,
     /// QPs and SRQs that use it.
     pub users: u32,
+    /// What it puts off.
+    pub late: Late,
+}
+
+/// What a CQ puts off: events by moderation, and completions whose batch is not whole.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Late {
+    /// Moderation: completions that an event waits for; 0 and 1: none.
+    pub count: u16,
+    /// Moderation: how long an event waits at most, ns; 0: for ever, if it waits for a count.
+    pub period_ns: u64,
+    /// How long a completion is hidden at most, ns.
+    pub batch_ns: u64,
+    /// An event waits: completions since, and when it ends.
+    pub event: Option<(u32, Option<Time>)>,
+    /// Completions are hidden until then.
+    pub hidden: Option<Time>,
+}
+
+impl Late {
+    /// When something is due.
+    pub fn deadline(&self) -> Option<Time> {
+        [self.hidden, self.event.and_then(|(_, at)| at)].into_iter().flatten().min()
+    }
 }
 
 /// Objects by small numbers: an index is reused only after all others were, so that a late packet or handle does not meet

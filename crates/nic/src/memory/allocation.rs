@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 use scalefabric_verbs::{Errno, VerbsError};
 
+use super::copy::{self, Gone};
+use super::guard;
 use crate::process::{Descriptor, Home};
 use crate::ring::atomic::{Mutex, lock};
 
@@ -175,11 +177,40 @@ impl Allocation {
         self.length
     }
 
+    /// Copies bytes in. `EINVAL` outside it, `EFAULT` if the machine has no page for it.
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
+        let at = self.place(offset, data.len())?;
+        // SAFETY: inside the allocation, which lives while it is borrowed; nobody has a reference there.
+        unsafe { copy::copy_in(at, data) }.map_err(|Gone| no_page())
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError> {
+        let at = self.place(offset, out.len())?;
+        // SAFETY: as in `write`.
+        unsafe { copy::copy_out(at, out) }.map_err(|Gone| no_page())
+    }
+
+    fn place(&self, offset: usize, length: usize) -> Result<*mut u8, VerbsError> {
+        guard::ensure_here();
+        if offset > self.length || length > self.length - offset {
+            return Err(VerbsError::invalid(format!(
+                "{length} bytes at offset {offset} leave the {} bytes that were allocated",
+                self.length
+            )));
+        }
+        Ok(self.addr().wrapping_add(offset))
+    }
+
     /// How a neighbour process maps it: the memfd, and the offset of the first byte there.
     pub fn shareable(&self) -> (BorrowedFd<'_>, u64) {
         use std::os::fd::AsFd;
         (self.arena.fd.as_fd(), self.offset as u64)
     }
+}
+
+fn no_page() -> VerbsError {
+    VerbsError::environment(Errno::EFAULT, "the machine has no memory for a page that is touched for the first time")
 }
 
 impl fmt::Debug for Allocation {

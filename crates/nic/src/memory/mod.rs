@@ -9,6 +9,7 @@
 //! found in the table stays valid until the turn ends: revocation waits for that ([`MemoryTable`] says how).
 
 mod access;
+mod advise;
 mod allocation;
 mod copy;
 pub mod guard;

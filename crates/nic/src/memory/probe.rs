@@ -31,6 +31,25 @@ pub unsafe fn is_accessible(at: *mut u8, length: usize, write: bool) -> bool {
     unsafe { copy::touch(at, length, PAGE, write) }.is_ok()
 }
 
+/// True if every page of the range is in memory now; nothing is brought in.
+pub fn is_present(at: *mut u8, length: usize) -> bool {
+    let start = at as usize & !(PAGE - 1);
+    let Some(end) = (at as usize).checked_add(length) else { return false };
+    let mut present = [0u8; 256];
+    let mut next = start;
+    while next < end {
+        let pages = (end - next).div_ceil(PAGE).min(present.len());
+        // SAFETY: mincore writes one byte for each page into `present`, and refuses what is not mapped.
+        if unsafe { libc::mincore(next as *mut libc::c_void, pages * PAGE, present.as_mut_ptr()) } != 0
+            || present[..pages].iter().any(|p| p & 1 == 0)
+        {
+            return false;
+        }
+        next += pages * PAGE;
+    }
+    true
+}
+
 /// True if the whole range is shared mappings of files: what `msync` can make persistent. (A file in memory, as on tmpfs,
 /// looks the same; memfds are told apart by their name.)
 pub fn has_file(at: *mut u8, length: usize) -> bool {
@@ -103,6 +122,17 @@ mod tests {
         assert_eq!(probe(std::ptr::null_mut(), 1, false), (false, false));
         assert_eq!(probe(map(1, libc::PROT_NONE), 1, false), (false, false));
         assert_eq!(probe(std::ptr::null_mut(), 0, true), (true, true), "nothing is always there");
+    }
+
+    #[test]
+    fn a_page_is_present_once_it_was_touched() {
+        let at = map(300, libc::PROT_READ | libc::PROT_WRITE);
+        assert!(!is_present(at, 1));
+        // SAFETY: the test's own mapping.
+        assert!(unsafe { is_accessible(at, 299 * PAGE, true) });
+        assert!(is_present(at, 299 * PAGE));
+        assert!(!is_present(at, 299 * PAGE + 1), "the last one was not touched");
+        assert!(!is_present(std::ptr::null_mut(), 1));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub struct Region {
     key: AtomicU32,
     /// Held while it changes, so that reregistering and deregistering do not overlap.
     now: Mutex<Now>,
-    allocation: Option<Allocation>,
+    allocation: Option<Arc<Allocation>>,
 }
 
 /// What a registration said last.
@@ -50,7 +50,7 @@ struct Now {
 }
 
 impl Region {
-    pub(super) fn new(table: Arc<MemoryTable>, slot: u32, allocation: Option<Allocation>) -> Self {
+    pub(super) fn new(table: Arc<MemoryTable>, slot: u32, allocation: Option<Arc<Allocation>>) -> Self {
         let entry = table.entry(slot);
         let key = AtomicU32::new(entry.key.load(Ordering::Relaxed));
         let now = Now {
@@ -104,7 +104,7 @@ impl Region {
 
     /// The memory that the NIC allocated for it, if it did.
     pub fn allocation(&self) -> Option<&Allocation> {
-        self.allocation.as_ref()
+        self.allocation.as_deref()
     }
 
     fn entry(&self) -> &Entry {

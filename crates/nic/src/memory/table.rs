@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use scalefabric_verbs::{AccessFlags, Errno, MwType, Qpn, VerbsError};
 
 use super::access::Accessor;
-use super::allocation::Allocator;
+use super::allocation::{Allocation, Allocator};
 use super::key::{KeySpace, MAX_SLOTS};
 use super::region::{Region, Registration};
 use super::window::Window;
@@ -216,7 +216,40 @@ impl MemoryTable {
         let allocation = self.allocator.allocate(length)?;
         let base = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { allocation.addr() as u64 };
         let slot = self.publish_region(pd, allocation.addr(), length as u64, base, access)?;
-        Ok(Region::new(self.clone(), slot, Some(allocation)))
+        Ok(Region::new(self.clone(), slot, Some(Arc::new(allocation))))
+    }
+
+    /// Allocates zeroed memory that belongs to no region yet.
+    pub fn allocate_pages(&self, length: usize) -> Result<Allocation, VerbsError> {
+        self.allocator.allocate(length)
+    }
+
+    /// Registers a part of memory that was allocated here, which lives as long as the region. Its iova is 0: `access` must
+    /// have ZERO_BASED.
+    pub fn register_piece(
+        self: &Arc<Self>,
+        pd: PdId,
+        allocation: &Arc<Allocation>,
+        offset: usize,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Region, VerbsError> {
+        check_rights(access)?;
+        if access.contains(AccessFlags::FLUSH_PERSISTENT) {
+            return Err(not_persistent());
+        }
+        if !access.contains(AccessFlags::ZERO_BASED) {
+            return Err(VerbsError::invalid("device memory has no addresses here: register it with ZERO_BASED"));
+        }
+        if offset > allocation.length() || length > allocation.length() - offset {
+            return Err(VerbsError::invalid(format!(
+                "{length} bytes at offset {offset} leave the {} bytes that were allocated",
+                allocation.length()
+            )));
+        }
+        let addr = allocation.addr().wrapping_add(offset);
+        let slot = self.publish_region(pd, addr, length as u64, 0, access)?;
+        Ok(Region::new(self.clone(), slot, Some(allocation.clone())))
     }
 
     fn publish_region(

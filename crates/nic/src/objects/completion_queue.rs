@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use scalefabric_verbs::{
-    AsyncEvent, CompletionChannel, CompletionQueue, Errno, EventSubject, VerbsError, WorkCompletion,
+    AsyncEvent, CompletionChannel, CompletionQueue, CqFlags, Errno, EventSubject, VerbsError, WorkCompletion,
 };
 
 use super::Alive;
 use super::context::Device;
-use crate::completion::{Channel, CompletionRing, Polled, completion_queue};
+use crate::completion::{Channel, CompletionRing, Polled, Shape, completion_queue_with};
 use crate::engine::drive::{Core, Held};
 use crate::process::Own;
 
@@ -32,13 +32,19 @@ impl CqObject {
         device: &Arc<Device>,
         cqe: u32,
         channel: Option<Arc<ChannelShared>>,
+        flags: CqFlags,
     ) -> Result<Arc<Self>, VerbsError> {
         let core = &device.core;
         check_cqe(core, cqe)?;
         if let Some(channel) = &channel {
             channel.alive.check("completion channel")?;
         }
-        let (producer, ring) = completion_queue(cqe, channel.is_some());
+        let shape = Shape {
+            stamped: flags.contains(CqFlags::TIMESTAMP),
+            at_least: if flags.contains(CqFlags::IGNORE_OVERRUN) { core.config().attr.max_cqe } else { 0 },
+            batch: core.config().completion_batch,
+        };
+        let (producer, ring) = completion_queue_with(cqe, channel.is_some(), shape);
         let events = channel.as_ref().map(|c| c.events.clone());
         let cq_num = core.enter()?.engine.nic().add_cq(producer, events, device.events.clone())?;
         let cq =
@@ -120,6 +126,12 @@ impl CompletionQueue for CqObject {
         let mut held = self.core.enter()?;
         self.check()?;
         held.engine.nic().resize_cq(self.cq_num, cqe)
+    }
+
+    fn modify_moderation(&self, count: u16, period_us: u16) -> Result<(), VerbsError> {
+        let mut held = self.core.enter()?;
+        self.check()?;
+        held.engine.nic().moderate_cq(self.cq_num, count, period_us)
     }
 
     fn destroy(&self) -> Result<(), VerbsError> {

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use scalefabric_transport::DropReason;
 use scalefabric_verbs::{
-    AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceAttr, DeviceInfo, Gid, GidEntry, GidType, Mtu, PKey,
-    PortAttr, PortState, ProtectionDomain, QueuePair, VerbsError, XrcDomain,
+    AsyncEvent, CompletionChannel, CompletionQueue, Context, CqFlags, CqInit, DeviceAttr, DeviceInfo, DeviceMemory,
+    Errno, Gid, GidEntry, GidType, Mtu, PKey, PortAttr, PortState, ProtectionDomain, Qpn, QueuePair, VerbsError,
+    XrcDomain, XrcdInit,
 };
 
 use super::completion_queue::{ChannelObject, CqObject};
+use super::device_memory::DmObject;
 use super::ours;
 use super::protection_domain::PdObject;
 use super::queue_pair::QpObject;
@@ -174,27 +176,66 @@ impl Context for NicContext {
         channel: Option<Arc<dyn CompletionChannel>>,
         comp_vector: u32,
     ) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        self.create_cq_with(&CqInit { cqe, channel, comp_vector, flags: CqFlags::empty() })
+    }
+
+    fn create_cq_with(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        let CqInit { cqe, channel, comp_vector, flags } = init;
+        let (comp_vector, unknown) = (*comp_vector, flags.difference(CqFlags::all()));
+        if !unknown.is_empty() {
+            return Err(VerbsError::invalid(format!("completion queue flags {:#x} are not known", unknown.bits())));
+        }
+        if flags.contains(CqFlags::TIMESTAMP) && self.core().config().attr.hca_core_clock == 0 {
+            return Err(VerbsError::misuse(
+                Errno::EOPNOTSUPP,
+                "this device does not stamp completions (hca_core_clock is 0)",
+            ));
+        }
         let vectors = self.core().config().attr.num_comp_vectors;
         if comp_vector >= vectors {
             return Err(VerbsError::invalid(format!("comp_vector {comp_vector} is out of range 0 to {}", vectors - 1)));
         }
-        let channel = match &channel {
+        let channel = match channel {
             None => None,
             Some(channel) => {
                 Some(ours::<ChannelObject>(self.core(), channel.as_any(), "completion channel")?.shared.clone())
             }
         };
-        Ok(CqObject::new(&self.device, cqe, channel)?)
+        Ok(CqObject::new(&self.device, *cqe, channel, *flags)?)
+    }
+
+    fn query_rt_values(&self) -> Result<u64, VerbsError> {
+        if self.core().config().attr.hca_core_clock == 0 {
+            return Err(VerbsError::misuse(Errno::EOPNOTSUPP, "this device has no raw clock (hca_core_clock is 0)"));
+        }
+        Ok(self.core().now().0)
+    }
+
+    fn wallclock_ns(&self, raw_ns: u64) -> Result<u64, VerbsError> {
+        self.query_rt_values()?;
+        Ok(raw_ns.wrapping_add(self.core().epoch_offset_ns()))
+    }
+
+    fn alloc_dm(&self, length: u64, log_align: u32) -> Result<Arc<dyn DeviceMemory>, VerbsError> {
+        Ok(Arc::new(DmObject::new(self.core(), length, log_align)?))
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>, VerbsError> {
-        self.core().home().check("device")?;
-        Ok(Arc::new(XrcdObject::new(self.core(), self.core().registry().xrcd_number())))
+        self.open_xrcd_with(&XrcdInit::default())
+    }
+
+    fn open_xrcd_with(&self, init: &XrcdInit) -> Result<Arc<dyn XrcDomain>, VerbsError> {
+        Ok(Arc::new(XrcdObject::new(self.core(), init)?))
+    }
+
+    fn open_qp(&self, xrcd: &Arc<dyn XrcDomain>, qp_num: Qpn) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        let xrcd = ours::<XrcdObject>(self.core(), xrcd.as_any(), "XRC domain")?;
+        Ok(Arc::new(QpObject::open_xrc_target(&self.device, xrcd, qp_num)?))
     }
 
     fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError> {
         let xrcd = ours::<XrcdObject>(self.core(), xrcd.as_any(), "XRC domain")?;
-        Ok(Arc::new(QpObject::new_xrc_target(&self.device, &xrcd.xrcd)?))
+        Ok(Arc::new(QpObject::new_xrc_target(&self.device, xrcd)?))
     }
 
     fn async_fd(&self) -> i32 {

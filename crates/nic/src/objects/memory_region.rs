@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, RKey, VerbsError};
 
 use super::Alive;
+use super::device_memory::DmUse;
 use super::protection_domain::{PdUse, pd_of};
 use super::quota::Token;
 use crate::memory::{Region, Window};
@@ -16,13 +17,25 @@ pub struct MrObject {
     region: Region,
     /// Changes with `rereg`. `None` once deregistered: the PD is free then, whoever still has the handle.
     pd: Mutex<Option<PdUse>>,
+    /// Its device memory, until it is deregistered.
+    dm: Mutex<Option<DmUse>>,
     alive: Alive,
     _token: Token,
 }
 
 impl MrObject {
     pub(crate) fn new(region: Region, pd: PdUse, token: Token) -> Self {
-        Self { region, pd: Mutex::new(Some(pd)), alive: Alive::new(), _token: token }
+        Self { region, pd: Mutex::new(Some(pd)), dm: Mutex::new(None), alive: Alive::new(), _token: token }
+    }
+
+    /// The same region, which lies in device memory.
+    pub(crate) fn over(mut self, dm: DmUse) -> Self {
+        self.dm = Mutex::new(Some(dm));
+        self
+    }
+
+    fn dm(&self) -> MutexGuard<'_, Option<DmUse>> {
+        self.dm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pd(&self) -> MutexGuard<'_, Option<PdUse>> {
@@ -63,6 +76,9 @@ impl MemoryRegion for MrObject {
         access: Option<AccessFlags>,
     ) -> Result<(), VerbsError> {
         self.alive.check("memory region")?;
+        if self.dm().is_some() && access.is_some_and(|access| !access.contains(AccessFlags::ZERO_BASED)) {
+            return Err(VerbsError::invalid("device memory has no addresses here: keep ZERO_BASED"));
+        }
         let pd = match (pd, &*self.pd()) {
             (Some(pd), Some(mine)) => Some(pd_of(mine, pd)?),
             _ => None,
@@ -83,6 +99,7 @@ impl MemoryRegion for MrObject {
         self.region.deregister()?;
         self.alive.end();
         *self.pd() = None;
+        *self.dm() = None;
         Ok(())
     }
 

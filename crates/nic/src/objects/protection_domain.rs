@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use scalefabric_verbs::{
-    AccessFlags, AddressHandle, AddressVector, Errno, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpInit,
-    QueuePair, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
+    AccessFlags, AddressHandle, AddressVector, DeviceMemory, Errno, MemoryRegion, MemoryWindow, MrAdvice, MwType,
+    OdpFlags, ProtectionDomain, QpInit, QueuePair, Sge, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
 };
 
-use super::Alive;
 use super::address_handle::{AhObject, answer};
 use super::context::Device;
+use super::device_memory::DmObject;
 use super::memory_region::{MrObject, MwObject};
 use super::queue_pair::QpObject;
 use super::quota::Token;
 use super::shared_receive_queue::SrqObject;
+use super::{Alive, ours};
 use crate::engine::drive::Core;
 use crate::memory::{PdId, Registration};
 use crate::resources::PdResource;
@@ -107,11 +108,36 @@ impl ProtectionDomain for PdObject {
         if length as u64 > max && length != usize::MAX {
             return Err(VerbsError::invalid(format!("{length} bytes are more than max_mr_size {max}")));
         }
+        check_on_demand(self.core(), access)?;
         let token = self.core().registry().mrs.take()?;
         let registration = Registration { pd: pd.id(), addr, length, iova, access };
         // SAFETY: the caller's promise is exactly the one that `register` asks for.
         let region = unsafe { self.core().memory().register(registration)? };
         Ok(Arc::new(MrObject::new(region, pd, token)))
+    }
+
+    fn reg_dm_mr(
+        &self,
+        dm: &Arc<dyn DeviceMemory>,
+        offset: u64,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        let pd = self.enter()?;
+        check_on_demand(self.core(), access)?;
+        let used = ours::<DmObject>(self.core(), dm.as_any(), "device memory")?.enter(offset, length)?;
+        let token = self.core().registry().mrs.take()?;
+        let piece = &used.0.allocation;
+        let region = self.core().memory().register_piece(pd.id(), piece, offset as usize, length, access)?;
+        Ok(Arc::new(MrObject::new(region, pd, token).over(used)))
+    }
+
+    fn advise_mr(&self, advice: MrAdvice, flush: bool, sg_list: &[Sge]) -> Result<(), VerbsError> {
+        self.pd.alive.check("protection domain")?;
+        if !self.core().config().attr.odp.general.contains(OdpFlags::SUPPORT) {
+            return Err(no_on_demand());
+        }
+        self.core().memory().advise(self.pd.id, advice, flush, sg_list)
     }
 
     fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
@@ -175,6 +201,18 @@ impl ProtectionDomain for PdObject {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+fn no_on_demand() -> VerbsError {
+    VerbsError::misuse(
+        Errno::EOPNOTSUPP,
+        "this device has no on-demand paging (see its ODP capabilities): register without",
+    )
+}
+
+fn check_on_demand(core: &Core, access: AccessFlags) -> Result<(), VerbsError> {
+    let has = core.config().attr.odp.general.contains(OdpFlags::SUPPORT);
+    if access.contains(AccessFlags::ON_DEMAND) && !has { Err(no_on_demand()) } else { Ok(()) }
 }
 
 /// The PD behind a trait object, which must be of the same device as `pd`.

@@ -2,19 +2,20 @@
 //! posted to without it.
 
 use std::any::Any;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use scalefabric_verbs::{
-    AsyncEvent, BindMw, CompletionQueue, EventSubject, Gid, PostError, QpAttr, QpAttrMask, QpCap, QpInit, QpInitInfo,
-    QpType, Qpn, QueuePair, RecvWr, SendFlags, SendWr, SharedReceiveQueue, VerbsError, WcStatus,
+    AsyncEvent, BindMw, CompletionQueue, DataInOrder, Errno, EventSubject, Gid, OpKind, PostError, QpAttr, QpAttrMask,
+    QpCap, QpInit, QpInitInfo, QpType, Qpn, QueuePair, RateLimit, RecvWr, SendFlags, SendWr, SharedReceiveQueue,
+    VerbsError, WcStatus, op_allowed,
 };
 
 use super::completion_queue::CqObject;
 use super::context::Device;
 use super::protection_domain::PdUse;
 use super::shared_receive_queue::SrqObject;
-use super::xrc_domain::{Xrcd, XrcdUse};
+use super::xrc_domain::{XrcdObject, XrcdUse};
 use super::{Alive, ours};
 use crate::engine::control::NewQp;
 use crate::engine::drive::{Core, Held, State};
@@ -22,6 +23,17 @@ use crate::engine::entry::{NO_CQ, QpShared};
 use crate::host::NO_PD;
 use crate::post::{self, MAX_INLINE};
 use crate::ring::{RecvRing, SendRing, SendRingConfig};
+
+/// An XRC target QP, which several contexts may have open.
+#[derive(Debug)]
+pub(crate) struct XrcTarget {
+    shared: Arc<QpShared>,
+    xrcd_id: u32,
+    /// Until the QP is destroyed.
+    xrcd: Mutex<Option<XrcdUse>>,
+    /// Open handles; the QP is destroyed with the last one.
+    handles: AtomicU32,
+}
 
 /// A queue pair.
 #[derive(Debug)]
@@ -31,7 +43,8 @@ pub struct QpObject {
     shared: Arc<QpShared>,
     alive: Alive,
     pd: Option<PdUse>,
-    _xrcd: Option<XrcdUse>,
+    /// An XRC target is shared by those who open it.
+    target: Option<Arc<XrcTarget>>,
     srq: Option<Arc<dyn SharedReceiveQueue>>,
     _cqs: [Option<Arc<dyn CompletionQueue>>; 2],
 }
@@ -129,15 +142,15 @@ impl QpObject {
             shared,
             alive: Alive::new(),
             pd: Some(pd),
-            _xrcd: None,
+            target: None,
             srq: init.srq.clone(),
             _cqs: [Some(init.send_cq.clone()), recv_handle],
         })
     }
 
-    pub(crate) fn new_xrc_target(device: &Arc<Device>, xrcd: &Arc<Xrcd>) -> Result<Self, VerbsError> {
+    pub(crate) fn new_xrc_target(device: &Arc<Device>, xrcd: &XrcdObject) -> Result<Self, VerbsError> {
         let core = &device.core;
-        let xrcd = XrcdUse::new(xrcd)?;
+        let xrcd = xrcd.enter()?;
         let new = NewQp {
             qp_type: QpType::XrcRecv,
             pd: NO_PD,
@@ -152,16 +165,40 @@ impl QpObject {
             recv: None,
         };
         let shared = core.enter()?.engine.nic().add_qp(new)?;
-        Ok(Self {
-            core: core.clone(),
+        let (xrcd_id, xrcd) = (xrcd.0.id, Mutex::new(Some(xrcd)));
+        let target = Arc::new(XrcTarget { shared, xrcd_id, xrcd, handles: AtomicU32::new(1) });
+        core.registry().xrc.targets().insert(target.shared.qpn, target.clone());
+        Ok(Self::of_target(device, target))
+    }
+
+    /// Another handle of a target QP.
+    pub(crate) fn open_xrc_target(device: &Arc<Device>, xrcd: &XrcdObject, qpn: Qpn) -> Result<Self, VerbsError> {
+        let core = &device.core;
+        let domain = xrcd.enter()?;
+        let target = {
+            let targets = core.registry().xrc.targets();
+            let found = targets.get(&qpn).filter(|target| target.xrcd_id == domain.0.id);
+            let target = found.ok_or_else(|| {
+                VerbsError::invalid(format!("the XRC domain has no target QP {:#x} in this process", qpn.get()))
+            })?;
+            target.handles.fetch_add(1, Ordering::AcqRel);
+            target.clone()
+        };
+        core.enter()?.engine.nic().listen_to_qp(target.shared.index(), &device.events, true);
+        Ok(Self::of_target(device, target))
+    }
+
+    fn of_target(device: &Arc<Device>, target: Arc<XrcTarget>) -> Self {
+        Self {
+            core: device.core.clone(),
             device: device.clone(),
-            shared,
+            shared: target.shared.clone(),
             alive: Alive::new(),
             pd: None,
-            _xrcd: Some(xrcd),
+            target: Some(target),
             srq: None,
             _cqs: [None, None],
-        })
+        }
     }
 
     /// An injected fault (D8): the QP goes to ERR as if the device had failed under it, its oldest send WR ends with
@@ -191,7 +228,25 @@ impl QpObject {
         Ok(held)
     }
 
+    /// Gives up this handle of an XRC target; true if others are left, and the QP lives on.
+    fn leave_target(&self) -> bool {
+        let Some(target) = &self.target else { return false };
+        // Under the lock under which handles come.
+        let mut targets = self.core.registry().xrc.targets();
+        if target.handles.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return true;
+        }
+        targets.remove(&self.shared.qpn);
+        *target.xrcd.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        false
+    }
+
     fn end(&self, mut held: Held<'_>) -> Result<(), VerbsError> {
+        if self.leave_target() {
+            self.alive.end();
+            held.engine.nic().listen_to_qp(self.shared.index(), &self.device.events, false);
+            return Ok(());
+        }
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
         nic.remove_qp(self.shared.index(), self.core.now(), &memory, ports)?;
@@ -252,6 +307,27 @@ impl QueuePair for QpObject {
     fn bind_mw(&self, wr_id: u64, flags: SendFlags, bind: &BindMw<'_>) -> Result<(), VerbsError> {
         self.alive.check("queue pair")?;
         post::bind_mw(&self.core, &self.shared, wr_id, flags, bind)
+    }
+
+    /// Packets are executed in the order of their PSNs, and `memory::copy` writes each in the order of its addresses.
+    fn data_in_order(&self, kind: OpKind) -> DataInOrder {
+        if op_allowed(self.shared.qp_type, kind) { DataInOrder::all() } else { DataInOrder::empty() }
+    }
+
+    fn modify_rate_limit(&self, limit: &RateLimit) -> Result<(), VerbsError> {
+        let most = self.core.config().attr.rate_limit_max;
+        if most == 0 {
+            return Err(VerbsError::misuse(Errno::EOPNOTSUPP, "this device does not limit the rate of its QPs"));
+        }
+        // The pacer lets 64 KiB go at once (transport's `requester/pacing.rs`); the size of packets does not matter to it.
+        if limit.max_burst_sz != 0 {
+            return Err(VerbsError::misuse(
+                Errno::EOPNOTSUPP,
+                format!("max_burst_sz {}: this device has one burst size, 64 KiB; give 0", limit.max_burst_sz),
+            ));
+        }
+        let (attr, _) = self.query()?;
+        self.modify(&QpAttr { rate_limit: limit.rate_limit, ..attr }, QpAttrMask::RATE_LIMIT)
     }
 
     fn attach_mcast(&self, gid: Gid) -> Result<(), VerbsError> {

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use scalefabric_verbs::{DeviceAttr, Errno, VerbsError};
 
+use super::device_memory::DeviceBytes;
 use super::protection_domain::Pd;
+use super::xrc_domain::XrcDirectory;
 use crate::process::Own;
 use crate::resources::PdResource;
 
@@ -48,6 +50,8 @@ pub(crate) struct Registry {
     pub(crate) ahs: Arc<Quota>,
     /// PDs by number, for tools.
     live_pds: Own<Mutex<BTreeMap<u32, Weak<Pd>>>>,
+    pub(crate) device_bytes: DeviceBytes,
+    pub(crate) xrc: XrcDirectory,
     next_pd: AtomicU32,
     next_xrcd: AtomicU32,
 }
@@ -60,6 +64,8 @@ impl Registry {
             mws: Quota::new("memory windows", attr.max_mw),
             ahs: Quota::new("address handles", attr.max_ah),
             live_pds: Own::new(Mutex::new(BTreeMap::new())),
+            device_bytes: DeviceBytes::new(attr.max_dm_size),
+            xrc: XrcDirectory::new(),
             next_pd: AtomicU32::new(1),
             next_xrcd: AtomicU32::new(1),
         }

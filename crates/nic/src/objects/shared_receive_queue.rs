@@ -49,7 +49,7 @@ impl SrqObject {
         let xrc = match &init.xrc {
             None => None,
             Some((xrcd, cq)) => {
-                let xrcd = XrcdUse::new(&ours::<XrcdObject>(core, xrcd.as_any(), "XRC domain")?.xrcd)?;
+                let xrcd = ours::<XrcdObject>(core, xrcd.as_any(), "XRC domain")?.enter()?;
                 Some((xrcd, cq.clone(), ours::<CqObject>(core, cq.as_any(), "completion queue")?))
             }
         };

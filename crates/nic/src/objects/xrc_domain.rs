@@ -1,20 +1,91 @@
-//! XRC domains (annex A14): what ties XRC target QPs to XRC SRQs.
+//! XRC domains (annex A14): what ties XRC target QPs to XRC SRQs. A domain may be named by a file: every context of this
+//! process that opens it through the same inode has the same domain. Another process cannot: its SRQs are out of reach of
+//! our target QPs, and it is told so.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use scalefabric_verbs::{Errno, VerbsError, XrcDomain};
+use scalefabric_verbs::{Errno, Qpn, VerbsError, XrcDomain, XrcdInit};
 
 use super::Alive;
+use super::queue_pair::XrcTarget;
 use crate::engine::drive::Core;
+use crate::process::{Descriptor, Making, Own};
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Inode(u64, u64);
+
+impl Inode {
+    fn of(fd: i32) -> Result<Self, VerbsError> {
+        let mut stat = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: fstat fills the whole struct or fails.
+        if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+            let error = io::Error::last_os_error();
+            return Err(VerbsError::misuse(Errno::EBADF, format!("descriptor {fd} of the XRC domain's file: {error}")));
+        }
+        // SAFETY: filled.
+        let stat = unsafe { stat.assume_init() };
+        Ok(Self(stat.st_dev, stat.st_ino))
+    }
+
+    /// Marks the file as this process's, as long as the mark is held.
+    fn claim(self, device: &str) -> Result<Descriptor, VerbsError> {
+        // SAFETY: always succeeds.
+        let user = unsafe { libc::geteuid() };
+        let name = format!("scalefabric/{user}/{device}/xrcd/{:x}:{:x}", self.0, self.1);
+        // A forked child lets go of it: the domain stays its parent's.
+        let _making = Making::begin();
+        let bound = SocketAddr::from_abstract_name(name.as_bytes()).and_then(|at| UnixDatagram::bind_addr(&at));
+        bound.map(|socket| Descriptor::keep(socket.into())).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => VerbsError::misuse(
+                Errno::EOPNOTSUPP,
+                "another process has the XRC domain of this file: on the software NIC a domain belongs to one process; \
+                 give each its own file, or fd -1",
+            ),
+            _ => VerbsError::environment(Errno::ENOMEM, format!("the XRC domain's file cannot be marked: {error}")),
+        })
+    }
+}
+
+/// What a device knows of XRC by name: domains of files, and target QPs by their numbers.
+#[derive(Debug)]
+pub(crate) struct XrcDirectory {
+    /// With the mark that tells other processes.
+    files: Own<Mutex<HashMap<Inode, (Arc<Xrcd>, Descriptor)>>>,
+    targets: Own<Mutex<HashMap<Qpn, Arc<XrcTarget>>>>,
+}
+
+impl XrcDirectory {
+    pub(crate) fn new() -> Self {
+        let (files, targets) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
+        Self { files: Own::new(files), targets: Own::new(targets) }
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<Inode, (Arc<Xrcd>, Descriptor)>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Target QPs that can be opened by their numbers.
+    pub(crate) fn targets(&self) -> MutexGuard<'_, HashMap<Qpn, Arc<XrcTarget>>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What QPs and SRQs of a domain hold.
 #[derive(Debug)]
 pub(crate) struct Xrcd {
     pub(crate) id: u32,
-    pub(crate) users: AtomicU32,
-    pub(crate) alive: Alive,
+    users: AtomicU32,
+    /// Open handles; the domain ends with the last one.
+    handles: AtomicU32,
+    file: Option<Inode>,
 }
 
 /// An XRC domain.
@@ -22,30 +93,89 @@ pub(crate) struct Xrcd {
 pub struct XrcdObject {
     pub(crate) core: Arc<Core>,
     pub(crate) xrcd: Arc<Xrcd>,
+    alive: Alive,
 }
 
 impl XrcdObject {
-    pub(crate) fn new(core: &Arc<Core>, id: u32) -> Self {
-        let xrcd = Xrcd { id, users: AtomicU32::new(0), alive: Alive::new() };
-        Self { core: core.clone(), xrcd: Arc::new(xrcd) }
+    pub(crate) fn new(core: &Arc<Core>, init: &XrcdInit) -> Result<Self, VerbsError> {
+        core.home().check("device")?;
+        let registry = core.registry();
+        let xrcd = match init.fd {
+            None => Arc::new(Xrcd::new(registry.xrcd_number(), None)),
+            Some(fd) => {
+                let inode = Inode::of(fd)?;
+                let mut files = registry.xrc.files();
+                match files.get(&inode) {
+                    // What Linux's uverbs answers in these two cases.
+                    Some(_) if init.create && init.exclusive => {
+                        return Err(VerbsError::invalid(
+                            "the XRC domain of this file is open already, and O_EXCL was given",
+                        ));
+                    }
+                    None if !init.create => {
+                        return Err(VerbsError::misuse(
+                            Errno::EAGAIN,
+                            "nobody has opened the XRC domain of this file yet, and O_CREAT was not given",
+                        ));
+                    }
+                    Some((xrcd, _)) => {
+                        xrcd.handles.fetch_add(1, Ordering::AcqRel);
+                        xrcd.clone()
+                    }
+                    None => {
+                        let mark = inode.claim(&core.config().device.name)?;
+                        let xrcd = Arc::new(Xrcd::new(registry.xrcd_number(), Some(inode)));
+                        files.insert(inode, (xrcd.clone(), mark));
+                        xrcd
+                    }
+                }
+            }
+        };
+        Ok(Self { core: core.clone(), xrcd, alive: Alive::new() })
     }
-}
 
-impl XrcDomain for XrcdObject {
-    fn destroy(&self) -> Result<(), VerbsError> {
-        if self.xrcd.alive.is_inherited() {
-            return Ok(());
-        }
-        self.xrcd.alive.check("XRC domain")?;
+    /// Begins a use by a QP or an SRQ.
+    pub(crate) fn enter(&self) -> Result<XrcdUse, VerbsError> {
+        self.alive.check("XRC domain")?;
+        self.xrcd.users.fetch_add(1, Ordering::AcqRel);
+        Ok(XrcdUse(self.xrcd.clone()))
+    }
+
+    /// Closes this handle; with `refuse`, not the last one while the domain is used.
+    fn close(&self, refuse: bool) -> Result<(), VerbsError> {
+        // Under the lock under which handles come.
+        let mut files = self.core.registry().xrc.files();
         let users = self.xrcd.users.load(Ordering::Acquire);
-        if users > 0 {
+        let last = self.xrcd.handles.load(Ordering::Acquire) == 1;
+        if refuse && last && users > 0 {
             return Err(VerbsError::misuse(
                 Errno::EBUSY,
                 format!("the XRC domain is used by {users} SRQs or target QPs: destroy them first"),
             ));
         }
-        self.xrcd.alive.end();
+        if self.alive.end() {
+            self.xrcd.handles.fetch_sub(1, Ordering::AcqRel);
+            if let (true, Some(inode)) = (last, &self.xrcd.file) {
+                files.remove(inode);
+            }
+        }
         Ok(())
+    }
+}
+
+impl Xrcd {
+    fn new(id: u32, file: Option<Inode>) -> Self {
+        Self { id, users: AtomicU32::new(0), handles: AtomicU32::new(1), file }
+    }
+}
+
+impl XrcDomain for XrcdObject {
+    fn destroy(&self) -> Result<(), VerbsError> {
+        if self.alive.is_inherited() {
+            return Ok(());
+        }
+        self.alive.check("XRC domain")?;
+        self.close(true)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -53,17 +183,17 @@ impl XrcDomain for XrcdObject {
     }
 }
 
+impl Drop for XrcdObject {
+    fn drop(&mut self) {
+        if self.alive.is() {
+            let _ = self.close(false);
+        }
+    }
+}
+
 /// A use of an XRC domain, for as long as it is held.
 #[derive(Debug)]
 pub(crate) struct XrcdUse(pub(crate) Arc<Xrcd>);
-
-impl XrcdUse {
-    pub(crate) fn new(xrcd: &Arc<Xrcd>) -> Result<Self, VerbsError> {
-        xrcd.alive.check("XRC domain")?;
-        xrcd.users.fetch_add(1, Ordering::AcqRel);
-        Ok(Self(xrcd.clone()))
-    }
-}
 
 impl Drop for XrcdUse {
     fn drop(&mut self) {

@@ -191,3 +191,19 @@ fn datagrams_to_many_destinations_each_find_their_way() {
         }
     }
 }
+
+#[test]
+fn the_device_counts_attachments_over_all_groups() {
+    let w = World::with(1, 1, |config| config.attr.max_total_mcast_qp_attach = 3);
+    let group = |n| Gid::from_ip(Ipv4Addr::new(239, 1, 2, n).into());
+    let qps = [ud(&w.nodes[0], QKey(1)), ud(&w.nodes[0], QKey(1))];
+    for (qp, n) in [(0, 1), (1, 1), (0, 2)] {
+        qps[qp].attach_mcast(group(n)).unwrap();
+    }
+    assert_eq!(qps[1].attach_mcast(group(2)).unwrap_err().errno, Errno::ENOMEM);
+    assert_eq!(qps[1].attach_mcast(group(3)).unwrap_err().errno, Errno::ENOMEM);
+    qps[0].attach_mcast(group(1)).expect("attached already: nothing changes");
+    qps[0].detach_mcast(group(2)).unwrap();
+    qps[1].attach_mcast(group(3)).unwrap();
+    assert_eq!(qps[0].attach_mcast(group(2)).unwrap_err().errno, Errno::ENOMEM);
+}

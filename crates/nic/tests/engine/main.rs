@@ -4,10 +4,12 @@
 #![allow(clippy::needless_range_loop, clippy::type_complexity, missing_docs)]
 
 mod bad_input;
+mod completion_options;
 mod connected;
 mod contexts;
 mod counters;
 mod datagram;
+mod device_memory;
 mod errors;
 mod events;
 mod gone;
@@ -15,6 +17,7 @@ mod lifetime;
 mod loss;
 mod migration;
 mod node;
+mod on_demand;
 mod posting;
 mod shared_recv;
 mod threads;

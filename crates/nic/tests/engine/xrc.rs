@@ -107,3 +107,68 @@ fn a_domain_in_use_is_busy() {
     xrcd.destroy().unwrap();
     drop((cqs, w));
 }
+
+#[test]
+fn a_file_names_a_domain_within_the_process() {
+    use std::os::fd::AsRawFd;
+    let w = World::new(1);
+    let (core, ctx) = (w.nodes[0].nic.core().clone(), &w.nodes[0].ctx);
+    let other = scalefabric_nic::NicContext::new(&core).unwrap();
+    let path = std::env::temp_dir().join(format!("scalefabric-xrcd-{}", std::process::id()));
+    let file = std::fs::File::create(&path).unwrap();
+    let again = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let by = |file: &std::fs::File, create, exclusive| XrcdInit { fd: Some(file.as_raw_fd()), create, exclusive };
+    assert_eq!(ctx.open_xrcd_with(&by(&file, false, false)).unwrap_err().errno, Errno::EAGAIN, "nobody made it");
+    let first = ctx.open_xrcd_with(&by(&file, true, true)).unwrap();
+    assert_eq!(other.open_xrcd_with(&by(&again, true, true)).unwrap_err().errno, Errno::EINVAL, "it is there");
+    let second = other.open_xrcd_with(&by(&again, false, false)).unwrap();
+    // A QP of one and a handle of it by the other: the same QP, the same domain.
+    let qp = ctx.create_xrc_target(&first).unwrap();
+    let opened = other.open_qp(&second, qp.qp_num()).unwrap();
+    assert_eq!((opened.qp_num(), opened.qp_type()), (qp.qp_num(), QpType::XrcRecv));
+    let (attr, mask) = QpAttr::init(QpType::XrcRecv, 1, AccessFlags::REMOTE_WRITE);
+    opened.modify(&attr, mask).unwrap();
+    assert_eq!(qp.query().unwrap().0.qp_state, QpState::Init);
+    // A handle goes; QP and domain stay for the other.
+    qp.destroy().unwrap();
+    assert_eq!(qp.query().unwrap_err().errno, Errno::EINVAL);
+    first.destroy().unwrap();
+    assert_eq!(first.destroy().unwrap_err().errno, Errno::EINVAL, "a stale handle");
+    assert_eq!(opened.query().unwrap().0.qp_state, QpState::Init);
+    assert_eq!(second.destroy().unwrap_err().errno, Errno::EBUSY);
+    let number = opened.qp_num();
+    opened.destroy().unwrap();
+    assert_eq!(other.open_qp(&second, number).unwrap_err().errno, Errno::EINVAL, "destroyed with its last handle");
+    drop(opened);
+    second.destroy().unwrap();
+    // The name is free again.
+    assert_eq!(ctx.open_xrcd_with(&by(&file, false, false)).unwrap_err().errno, Errno::EAGAIN);
+    assert!(ctx.open_xrcd_with(&by(&file, true, true)).is_ok());
+    assert_eq!(
+        ctx.open_xrcd_with(&XrcdInit { fd: Some(99_999), ..XrcdInit::default() }).unwrap_err().errno,
+        Errno::EBADF
+    );
+}
+
+#[test]
+fn a_target_is_opened_through_its_own_domain_and_tells_all_who_did() {
+    let mut x = xrc();
+    let number = x.qps[1].qp_num();
+    let ctx = scalefabric_nic::NicContext::new(x.w.nodes[1].nic.core()).unwrap();
+    let stranger = ctx.open_xrcd().unwrap();
+    assert_eq!(ctx.open_qp(&stranger, number).unwrap_err().errno, Errno::EINVAL);
+    let opened = ctx.open_qp(&x.xrcd, number).unwrap();
+    // A WRITE with a bad key: QP_ACCESS_ERR for whoever has the QP open.
+    let (src, srqn) = (x.w.nodes[0].mr(64), x.srqs[0].srq_num());
+    send_to(&x, 1, SendOp::Write { remote_addr: 0, rkey: RKey(0x1234_5678) }, &src, 8, srqn);
+    x.w.settle();
+    let subject = EventSubject::QueuePair(number);
+    let want = AsyncEvent { event_type: EventType::QpAccessErr, subject };
+    assert!(x.w.nodes[1].events().contains(&want));
+    let next = || ctx.get_async_event(Some(std::time::Duration::ZERO)).unwrap();
+    let heard: Vec<_> = std::iter::from_fn(next).collect();
+    assert!(heard.contains(&want), "{heard:?}");
+    drop(opened);
+    assert_eq!(x.qps[1].query().unwrap().0.qp_state, QpState::Err, "it lives for its maker");
+}
