@@ -20,7 +20,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use scalefabric_verbs::{Errno, VerbsError};
 
@@ -226,6 +226,35 @@ extern "C" fn after_fork_in_parent() {
 
 extern "C" fn child_handler() {
     after_fork_in_child();
+}
+
+/// The process ends: from now on nothing is opened.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Acknowledges what has come, sends what is due, ends the workers and gives the slots back, all of it within some 60 ms a
+/// device. `exit` calls it by itself once a device was opened; whoever ends by `_exit` may call it before. Other threads may
+/// go on with verbs: nothing leaves and nothing arrives any more, and nothing can be opened. A process that dies by a signal does none of this:
+/// its peers see what they see when a machine fails.
+pub fn at_exit() {
+    ENDING.store(true, Ordering::Release);
+    crate::provider::end_all();
+}
+
+extern "C" fn exit_handler() {
+    at_exit();
+}
+
+/// Fails once the process has begun to end. Otherwise makes sure that it will end in order.
+pub(crate) fn check_not_ending() -> Result<(), VerbsError> {
+    static ONCE: Once = Once::new();
+    // SAFETY: a function that lives as long as the program.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(exit_handler);
+    });
+    if ENDING.load(Ordering::Acquire) {
+        return Err(VerbsError::environment(Errno::ENODEV, "the process is ending: no device can be opened any more"));
+    }
+    Ok(())
 }
 
 /// Makes this process forget what it has inherited. `fork` does it by itself; a program that makes a child by the bare system

@@ -7,8 +7,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 use scalefabric_transport::Time;
 use scalefabric_verbs::{
@@ -28,10 +28,15 @@ use crate::port::Port;
 use crate::port::capture::{Capture, CapturePort};
 use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
+use crate::process;
 use crate::share::membership::Membership;
 use crate::share::segment::{PKEYS, SlotCounters, SlotState};
 use crate::survey::{self, DeviceSurvey};
 use crate::worker::{Drive, Source, Worker};
+
+/// How long each step of an end may take: a process that has to go goes.
+const LAST: Duration = Duration::from_millis(20);
+const LAST_NS: u64 = LAST.as_nanos() as u64;
 
 /// What this process has open.
 #[derive(Default)]
@@ -59,6 +64,31 @@ fn opened() -> &'static Opened {
     };
     // SAFETY: it was made by the lines above and is never freed.
     unsafe { &*known }
+}
+
+/// The process ends: what is due leaves, and its slots are free.
+pub(crate) fn end_all() {
+    let known = OPENED.load(Ordering::Acquire);
+    if known.is_null() {
+        return;
+    }
+    // SAFETY: it is never freed.
+    let known = unsafe { &*known };
+    let until = Instant::now() + LAST;
+    let devices = loop {
+        match known.devices.try_lock() {
+            Ok(devices) => break devices,
+            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+            // Another thread is just opening one. The kernel tells the others that we are gone.
+            Err(TryLockError::WouldBlock) if Instant::now() >= until => return,
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    };
+    for device in devices.values().filter_map(Weak::upgrade) {
+        device.end();
+        // Not dropped here: the last handle may be this one.
+        std::mem::forget(device);
+    }
 }
 
 /// A forked child has nothing open.
@@ -112,6 +142,7 @@ impl SoftwareProvider {
 
     /// Opens a device by name, as [`Provider::open`], keeping what only the software NIC can do.
     pub fn open_software(&self, name: &str) -> Result<Arc<SoftwareContext>, VerbsError> {
+        process::check_not_ending()?;
         let mut open = opened().devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.get(name).and_then(Weak::upgrade)
             && let Some(core) = device.core.upgrade()
@@ -153,6 +184,7 @@ fn capture(path: &Path) -> Result<Arc<Capture>, VerbsError> {
 struct OpenDevice {
     core: Weak<Core>,
     membership: Arc<Membership>,
+    worker: OnceLock<Weak<Worker>>,
     faults: Vec<Arc<FaultCounters>>,
     capture: Option<Arc<Capture>>,
 }
@@ -160,7 +192,7 @@ struct OpenDevice {
 /// Kept by the engine: lives exactly as long as it does. Fields go in this order.
 struct Keeper {
     kick: Box<dyn Kick>,
-    _worker: Worker,
+    _worker: Arc<Worker>,
     _device: Arc<OpenDevice>,
 }
 
@@ -203,15 +235,35 @@ impl OpenDevice {
             counters.push(Arc::new(SlotCounters::new(membership.segment().clone(), membership.slot(), index)));
         }
         let core = Core::new(config(plan, options, &membership), ports, counters)?;
-        let device = Arc::new(Self { core: Arc::downgrade(&core), membership, faults, capture });
+        let device =
+            Arc::new(Self { core: Arc::downgrade(&core), membership, worker: OnceLock::new(), faults, capture });
         let sources = (0..plan.ports.len()).map(|i| device.membership.sockets(i).clone() as Arc<dyn Source>).collect();
         let drive: Weak<dyn Drive> = Arc::downgrade(&core) as Weak<dyn Drive>;
         let worker = Worker::start(name, drive, sources, Some(device.membership.clone()), options.worker)
             .map_err(|e| VerbsError::environment(Errno::ENOMEM, format!("device {name}: no progress thread: {e}")))?;
+        let worker = Arc::new(worker);
+        let _ = device.worker.set(Arc::downgrade(&worker));
         let kick: Box<dyn Kick> = Box::new(worker.kick());
         core.set_kick(Box::new(Keeper { kick, _worker: worker, _device: device.clone() }));
         device.membership.attach(Arc::downgrade(&core));
         Ok((device, core))
+    }
+
+    /// The process ends. The engine first: whatever it still sends is acknowledged or not by then; a successor in the slot must
+    /// find that nobody else reads its sockets.
+    fn end(&self) {
+        if let Some(core) = self.core.upgrade() {
+            core.end(LAST_NS);
+            std::mem::forget(core);
+        }
+        if let Some(worker) = self.worker.get().and_then(Weak::upgrade) {
+            worker.end(LAST);
+            std::mem::forget(worker);
+        }
+        self.membership.leave(LAST);
+        if let Some(capture) = &self.capture {
+            let _ = capture.finish();
+        }
     }
 
     fn port_sockets(&self, index: usize) -> &Arc<Sockets> {

@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use scalefabric_transport::Time;
 
@@ -162,6 +163,19 @@ impl Worker {
     /// What wakes the worker.
     pub fn kick(&self) -> impl Kick + use<> {
         Kicker(self.shared.clone())
+    }
+
+    /// Tells the thread to end and waits a little until it has. For a process that ends: one that hangs is left alone.
+    pub fn end(&self, limit: Duration) {
+        if !self.home.is_here() {
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ring();
+        let until = Instant::now() + limit;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(20));
+        }
     }
 
     /// Turns that the worker took since the start.
@@ -378,7 +392,6 @@ impl Thread {
 mod tests {
     use std::os::unix::net::UnixDatagram;
     use std::sync::Mutex;
-    use std::time::{Duration, Instant};
 
     use super::*;
 

@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::ingress::{GsiDatagram, Handover};
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::objects::Registry;
-use crate::port::Port;
+use crate::port::{Closed, Port};
 use crate::process::{Home, Own};
 use crate::resources::{CmIdResource, CmIdSource};
 use crate::ring::atomic::MutexGuard;
@@ -315,6 +315,31 @@ impl Core {
         let State { engine, ports } = &mut *guard;
         engine.send_held(ports);
         Held { core: self, guard: Some(guard) }
+    }
+
+    /// The process ends: takes in what has come, sends what is due, and closes the ports, all of it within `limit_ns`. Other
+    /// threads may go on with verbs; nothing leaves or arrives any more.
+    pub(crate) fn end(&self, limit_ns: u64) {
+        if !self.home.is_here() {
+            return;
+        }
+        let until = self.now().after(limit_ns);
+        let Some(mut guard) = self.gate.wait_unless(|| self.now() >= until) else { return };
+        memory_guard::ensure(self.now().0);
+        let State { engine, ports } = &mut *guard;
+        engine.send_held(ports);
+        loop {
+            let now = self.now();
+            let turn = engine.turn(now, ports, self.gate.bells(), self.config.budget);
+            if now >= until || !(turn.progressed || turn.ready) {
+                break;
+            }
+        }
+        ports.iter_mut().for_each(|port| {
+            port.flush();
+            // Not dropped: who waits for its descriptors may still do so.
+            std::mem::forget(std::mem::replace(port, Box::new(Closed)));
+        });
     }
 
     /// A polling thread's turn; false if another thread has the engine, or nobody but [`Core::turn_at`] may drive.

@@ -46,6 +46,22 @@ impl<T> Gate<T> {
         guard
     }
 
+    /// The lock, or `None` when `give_up` says so: for a thread that may have been interrupted while it held the lock itself.
+    pub fn wait_unless(&self, mut give_up: impl FnMut() -> bool) -> Option<MutexGuard<'_, T>> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let guard = loop {
+            match self.inside.try_lock() {
+                Ok(guard) => break Some(guard),
+                #[cfg(not(loom))]
+                Err(std::sync::TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
+                Err(_) if give_up() => break None,
+                Err(_) => core::hint::spin_loop(),
+            }
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        guard
+    }
+
     /// The lock, if it is free and nobody waits for it.
     #[inline]
     pub fn try_enter(&self) -> Option<MutexGuard<'_, T>> {

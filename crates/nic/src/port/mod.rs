@@ -108,6 +108,22 @@ pub trait Port: Send {
     }
 }
 
+/// The port of a process that ends: nothing comes in, and what is sent is lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closed;
+
+impl Port for Closed {
+    fn receive(&mut self, _max: usize, _sink: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        0
+    }
+    fn send(&mut self, _train: &Train<'_>) -> Sent {
+        Sent::Done
+    }
+    fn source_port(&self, _src: IpAddr, _flow: u32) -> u16 {
+        0xc000
+    }
+}
+
 impl<P: Port + ?Sized> Port for Box<P> {
     fn receive(&mut self, max: usize, sink: &mut dyn FnMut(&Datagram<'_>)) -> usize {
         (**self).receive(max, sink)

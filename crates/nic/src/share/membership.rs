@@ -659,6 +659,33 @@ fn flush_links(state: &mut State) {
     }
 }
 
+impl Membership {
+    /// Gives the slot back: the process ends, and its worker has ended. One whose lock is taken for longer than `limit` is left
+    /// to the others, who see it die.
+    pub(crate) fn leave(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut state = loop {
+            match self.state.try_lock() {
+                Ok(state) => break state,
+                Err(std::sync::TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(_) if Instant::now() >= until => return,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        self.go(&mut state);
+        // Links end here: the host buries a guest, guests choose another host.
+        state.role = Role::Outcast;
+    }
+
+    /// What a host does as its last act; who is served by one is buried by it.
+    fn go(&self, state: &mut State) {
+        if matches!(state.role, Role::Host(_)) {
+            self.segment.retire_counters(self.slot);
+            self.segment.slot(self.slot).set_state(SlotState::Free);
+        }
+    }
+}
+
 mod duty;
 
 impl Drop for Membership {
@@ -668,11 +695,8 @@ impl Drop for Membership {
         }
         // Whoever serves sees the link end and does the rest; alone or as the host, do it here. The sockets close with the
         // last member.
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if matches!(state.role, Role::Host(_)) {
-            self.segment.retire_counters(self.slot);
-            self.segment.slot(self.slot).set_state(SlotState::Free);
-        }
+        let mut state = self.lock();
+        self.go(&mut state);
     }
 }
 

@@ -128,6 +128,9 @@ impl Child {
             }
             ["slots"] => format!("alive={}", self.context().members()),
             ["survey"] => survey(),
+            ["send", seed] => self.post_and_wait(SendOp::Send, seed.parse().unwrap()),
+            ["receive-then", how] => self.receive_then_exit(how),
+            ["exit-while-threads-run"] => self.exit_while_threads_run(),
             ["fork"] => self.fork(),
             ["forks", count, rkey, addr] => {
                 let (count, rkey, addr) = (count.parse().unwrap(), rkey.to_owned(), addr.to_owned());
@@ -218,11 +221,21 @@ impl Child {
 
     /// Writes a pattern from the first half of our region into the second half of the peer's.
     pub fn write(&self, rkey: u32, addr: u64, seed: u32) -> String {
-        let Qp { qp, cq, mr } = self.qp.as_ref().unwrap();
+        let op = SendOp::Write { remote_addr: addr + BYTES as u64, rkey: RKey(rkey) };
+        self.post_and_wait(op, seed)
+    }
+
+    /// Posts a pattern from the first half of our region and waits for its completion.
+    fn post_and_wait(&self, op: SendOp<'_>, seed: u32) -> String {
+        let Qp { qp, mr, .. } = self.qp.as_ref().unwrap();
         mr.write(0, &pattern(seed)).unwrap();
         let list = [Sge { addr: mr.addr(), length: BYTES as u32, lkey: mr.lkey() }];
-        let op = SendOp::Write { remote_addr: addr + BYTES as u64, rkey: RKey(rkey) };
         qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(1, op) }]).unwrap();
+        self.wait_for_completion()
+    }
+
+    fn wait_for_completion(&self) -> String {
+        let cq = &self.qp.as_ref().unwrap().cq;
         let mut out = [blank()];
         let start = Instant::now();
         while cq.poll(&mut out).unwrap() == 0 {
@@ -231,6 +244,47 @@ impl Child {
             }
         }
         format!("{:?}", out[0].status)
+    }
+
+    /// Says that it is ready, polls for a message, and ends at once with everything as it is.
+    fn receive_then_exit(&self, how: &str) -> String {
+        let Qp { qp, mr, .. } = self.qp.as_ref().unwrap();
+        let list = [Sge { addr: mr.addr() + BYTES as u64, length: BYTES as u32, lkey: mr.lkey() }];
+        qp.post_recv(&[RecvWr { wr_id: 2, sg_list: &list }]).unwrap();
+        println!("@ready");
+        let status = self.wait_for_completion();
+        // SAFETY: the two ways to end.
+        unsafe {
+            match how {
+                "exit" => libc::exit(i32::from(status != "Success")),
+                _ => libc::_exit(i32::from(status != "Success")),
+            }
+        }
+    }
+
+    /// Ends by `exit` while threads post, poll, make and destroy things.
+    fn exit_while_threads_run(&self) -> String {
+        let Qp { qp, cq, mr } = self.qp.clone().unwrap();
+        let context = self.context().clone();
+        std::thread::spawn(move || {
+            loop {
+                let list = [Sge { addr: mr.addr(), length: 4096, lkey: mr.lkey() }];
+                let op = SendOp::Write { remote_addr: mr.addr() + BYTES as u64, rkey: mr.rkey() };
+                let _ = qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(1, op) }]);
+                let _ = cq.poll(&mut [blank()]);
+            }
+        });
+        std::thread::spawn(move || {
+            loop {
+                let pd = context.alloc_pd().unwrap();
+                let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE).unwrap();
+                drop(context.create_cq(8, None, 0).unwrap());
+                mr.destroy().unwrap();
+            }
+        });
+        std::thread::sleep(Duration::from_millis(5));
+        // SAFETY: the way that a C program ends.
+        unsafe { libc::exit(0) }
     }
 
     fn check(&self, seed: u32) -> String {

@@ -191,6 +191,38 @@ fn a_tool_sees_what_each_process_has_and_is_no_member() {
 }
 
 #[test]
+fn a_process_that_takes_a_message_and_ends_has_acknowledged_it() {
+    let device = Device::new("exit", 91);
+    let mut a = Child::start(&device);
+    a.ask("open");
+    for seed in 0..20 {
+        let mut b = Child::start(&device);
+        b.ask("open");
+        let (qa, qb) = (a.ask("qp"), b.ask("qp"));
+        let word = |text: &str, n: usize| text.split(' ').nth(n).unwrap().to_owned();
+        assert_eq!(a.ask(&format!("connect {} {}", word(&qb, 0), word(&qb, 3))), "ok");
+        assert_eq!(b.ask(&format!("connect {} {}", word(&qa, 0), word(&qa, 3))), "ok");
+        assert_eq!(b.ask("receive-then exit"), "ready");
+        assert_eq!(a.ask(&format!("send {seed}")), "Success", "round {seed}");
+        assert!(b.ends_well());
+    }
+}
+
+#[test]
+fn a_process_ends_in_order_while_its_threads_use_the_device() {
+    let device = Device::new("busy", 92);
+    for _ in 0..30 {
+        let mut b = Child::start(&device);
+        assert_eq!(b.ask("open"), "slot=1 host=1");
+        let qb = b.ask("qp");
+        let word = |n: usize| qb.split(' ').nth(n).unwrap().to_owned();
+        assert_eq!(b.ask(&format!("connect {} {}", word(0), word(3))), "ok");
+        b.tell("exit-while-threads-run");
+        assert!(b.ends_well());
+    }
+}
+
+#[test]
 fn a_second_user_is_told_who_holds_the_address_and_what_to_do() {
     if !is_root() {
         return skip("it takes root to become another user");

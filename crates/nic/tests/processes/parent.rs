@@ -153,6 +153,11 @@ impl Child {
         unsafe { libc::kill(self.process.id() as i32, libc::SIGCONT) };
     }
 
+    /// Waits for its own end; whether it ended well.
+    pub fn ends_well(mut self) -> bool {
+        self.process.wait().unwrap().success()
+    }
+
     pub fn kill(mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
