@@ -8,7 +8,7 @@
 //! | `dropin/libibverbs.so.1` | a thin library in the place of libibverbs: its functions jump to the first one |
 //! | `libscalefabric-audit.so` | leads those who ask for libibverbs to the drop-in, whatever their RPATH |
 //!
-//! Version scripts and jumps come from the tables in `crates/preload/abi`.
+//! Version scripts and jumps come from the tables `crates/ibv/abi/symbols.txt` and `crates/preload/abi/private.txt`.
 
 use crate::process::{self, Outcome, cargo, output, root};
 use clap::Args;
@@ -30,6 +30,9 @@ pub struct Options {
 /// itself.
 const ALIAS: &str = "scalefabric_";
 
+/// What providers of fifteen years ago called: no program does.
+const OLD_PROVIDERS: &str = "ibv_register_driver";
+
 /// Names that rustc gives its own symbols; no other symbol of the static library becomes local by itself.
 const LOCAL: &str = "_ZN*; _R*; __rust*; rust_*; __rdl_*; __rg_*; anon.*;";
 
@@ -50,12 +53,12 @@ pub fn build(debug: bool) -> Outcome {
     }
     process::run(&mut build)?;
     let profile = process::target_folder()?.join(if debug { "debug" } else { "release" });
-    let tables = Tables::read(&root().join("crates/preload/abi"))?;
+    let tables = Tables::read(&root().join("crates"))?;
     Products { archive: profile.join("libscalefabric_preload.a"), folder: profile.join("scalefabric"), tables }
         .make(&profile)
 }
 
-/// The tables of `crates/preload/abi`.
+/// The tables of symbols.
 struct Tables {
     /// Public functions and their node, in the order of the nodes.
     public: Vec<(String, String)>,
@@ -79,11 +82,14 @@ impl Tables {
         };
         let pair = |row: Vec<String>| match &row[..] {
             [first, second, ..] => Ok((first.clone(), second.clone())),
-            _ => Err(format!("crates/preload/abi: a row with one word: {row:?}")),
+            _ => Err(format!("a table of symbols has a row with one word: {row:?}")),
         };
-        let public = rows("symbols.txt")?.into_iter().map(pair).collect::<Result<_, _>>()?;
-        let (nodes, private): (Vec<_>, Vec<_>) =
-            rows("private.txt")?.into_iter().partition(|row| row.first().is_some_and(|word| word == "nodes"));
+        let mut public = rows("ibv/abi/symbols.txt")?.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        public.retain(|(name, _)| name != OLD_PROVIDERS);
+        public.sort_by_key(|(_, node)| node.rsplit('.').next().and_then(|minor| minor.parse::<u32>().ok()));
+        let (nodes, private): (Vec<_>, Vec<_>) = rows("preload/abi/private.txt")?
+            .into_iter()
+            .partition(|row| row.first().is_some_and(|word| word == "nodes"));
         let private_nodes = nodes.into_iter().flat_map(|row| row.into_iter().skip(1)).collect();
         let private = private.into_iter().map(pair).collect::<Result<_, _>>()?;
         Ok(Self { public, private_nodes, private, changed })

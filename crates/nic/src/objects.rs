@@ -18,7 +18,7 @@ mod xrc_domain;
 
 pub use address_handle::AhObject;
 pub use completion_queue::{ChannelObject, CqObject};
-pub use context::NicContext;
+pub use context::{NicContext, width_and_speed};
 pub use device_memory::DmObject;
 pub use memory_region::{MrObject, MwObject};
 pub use protection_domain::PdObject;

@@ -7,3 +7,37 @@ pub fn next(name: &CStr) -> *mut c_void {
     // SAFETY: dlsym reads the name; RTLD_NEXT is resolved from this object, which the call stands in.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
+
+/// Names in a folder as the kernel has it: our own hooks would show the tree.
+pub fn names(folder: &CStr) -> Vec<String> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: a C string; the kernel answers with a descriptor or not.
+    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, folder.as_ptr(), flags) };
+    if fd < 0 {
+        return Vec::new();
+    }
+    // By the descriptor's own path, which no hook leads elsewhere.
+    let found = std::fs::read_dir(format!("/proc/self/fd/{fd}"));
+    let names =
+        found.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    // SAFETY: the descriptor made above.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+    names
+}
+
+/// The first number that no real uverbs device has: the machine's own devices keep their names.
+pub fn first_free_uverbs() -> u32 {
+    let names = names(c"/sys/class/infiniband_verbs");
+    let numbers = names.iter().filter_map(|name| name.strip_prefix("uverbs")?.parse::<u32>().ok());
+    numbers.max().map_or(0, |highest| highest.saturating_add(1))
+}
+
+/// True if the machine has RDMA devices of its own, and they are not to be hidden (SCALEFABRIC_HIDE_REAL=1).
+pub fn has_devices() -> bool {
+    !hides_devices() && names(c"/sys/class/infiniband_verbs").iter().any(|name| name.starts_with("uverbs"))
+}
+
+/// True if the machine's own devices are to be hidden.
+pub fn hides_devices() -> bool {
+    std::env::var_os("SCALEFABRIC_HIDE_REAL").is_some_and(|value| value == "1")
+}

@@ -10,6 +10,7 @@
 mod closure;
 mod elf;
 mod program;
+mod tree;
 
 use crate::failure::Failure;
 use crate::terminal::say;
@@ -209,6 +210,8 @@ fn environment(
         Mode::Audit => set.push(("LD_AUDIT", before("LD_AUDIT", &products.audit))),
         Mode::Auto | Mode::Preload => {}
     }
+    // A program that we run may run `sfab run` again: the outermost one has the folder.
+    unless_set(&mut set, "SCALEFABRIC_TREE", || tree::announce().map(Into::into));
     if let Some(file) = &options.config {
         set.push(("SCALEFABRIC_CONFIG", absolute(file)?.into()));
     }

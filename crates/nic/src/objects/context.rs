@@ -58,7 +58,7 @@ impl NicContext {
 }
 
 /// Width and speed codes of a port (`ibv_port_attr`): the smallest pair that carries `mbps`; 4x EDR (100 Gb/s) if unknown.
-fn width_and_speed(mbps: u32) -> (u8, u8) {
+pub fn width_and_speed(mbps: u32) -> (u8, u8) {
     const X1: u8 = 1;
     const X4: u8 = 2;
     match mbps {
