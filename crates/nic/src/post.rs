@@ -34,13 +34,15 @@ impl Refusal {
     }
 }
 
-/// Posts a chain of send WRs. `raw`: INLINE WRs may name their bytes by SGEs, which the caller vouches for.
+/// Posts a chain of send WRs. `raw`: INLINE WRs may name their bytes by SGEs, which the caller vouches for. `whole`: if one
+/// is refused, none is posted.
 pub(crate) fn post_send(
     core: &Core,
     qp: &QpShared,
     pd: PdId,
     chain: &[SendWr<'_>],
     raw: bool,
+    whole: bool,
 ) -> Result<(), PostError> {
     let Some(ring) = &qp.send else { return Err(invalid(0, "an XRC target QP has no send queue")) };
     let mut poster = ring.poster();
@@ -52,6 +54,7 @@ pub(crate) fn post_send(
     }
     let mut result = Ok(());
     let mut posted = false;
+    let before = poster.mark();
     for (index, wr) in chain.iter().enumerate() {
         let outcome = match (wr.flags.contains(SendFlags::INLINE) && !wr.sg_list.is_empty(), raw) {
             (true, true) => post_gathered(core, qp, pd, wr, &mut poster, index),
@@ -67,10 +70,17 @@ pub(crate) fn post_send(
                 break;
             }
         }
-        if let SendOp::BindMw(bind) = &wr.op
-            && let Some(mw) = bind.mw.as_any().downcast_ref::<MwObject>()
-        {
-            mw.window().set_rkey(bind.rkey);
+        if !whole {
+            show_key(wr);
+        }
+    }
+    if whole {
+        match result {
+            Ok(()) => chain.iter().for_each(show_key),
+            Err(_) => {
+                poster.take_back(before);
+                posted = false;
+            }
         }
     }
     poster.ring_doorbell();
@@ -79,6 +89,16 @@ pub(crate) fn post_send(
         core.ring(qp.index());
     }
     result
+}
+
+/// A window has its new key as soon as its bind is posted.
+#[inline]
+fn show_key(wr: &SendWr<'_>) {
+    if let SendOp::BindMw(bind) = &wr.op
+        && let Some(mw) = bind.mw.as_any().downcast_ref::<MwObject>()
+    {
+        mw.window().set_rkey(bind.rkey);
+    }
 }
 
 #[inline]

@@ -60,6 +60,18 @@ pub trait QueuePair: Send + Sync + Debug {
     #[allow(unsafe_code)]
     unsafe fn post_send_raw(&self, chain: &[SendWr<'_>]) -> Result<(), PostError>;
 
+    /// As [`QueuePair::post_send`], but whole or not at all, as `ibv_wr_complete` posts: on error nothing is posted.
+    fn post_send_whole(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
+        match chain {
+            [] | [_] => self.post_send(chain),
+            _ => Err(PostError {
+                index: 0,
+                errno: Errno::EOPNOTSUPP,
+                reason: "this backend cannot take back what it has posted: post one work request at a time",
+            }),
+        }
+    }
+
     /// Posts a chain of receive WRs. Refused on a QP with an SRQ.
     fn post_recv(&self, chain: &[RecvWr<'_>]) -> Result<(), PostError>;
 

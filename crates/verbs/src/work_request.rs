@@ -11,6 +11,7 @@ use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow};
 
 /// Local key of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
 pub struct LKey(pub u32);
 
 /// One piece of a scatter/gather list.

@@ -289,13 +289,19 @@ impl QueuePair for QpObject {
     #[inline]
     fn post_send(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
         self.alive()?;
-        post::post_send(&self.core, &self.shared, self.pd(), chain, false)
+        post::post_send(&self.core, &self.shared, self.pd(), chain, false, false)
     }
 
     #[inline]
     unsafe fn post_send_raw(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
         self.alive()?;
-        post::post_send(&self.core, &self.shared, self.pd(), chain, true)
+        post::post_send(&self.core, &self.shared, self.pd(), chain, true, false)
+    }
+
+    #[inline]
+    fn post_send_whole(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
+        self.alive()?;
+        post::post_send(&self.core, &self.shared, self.pd(), chain, false, true)
     }
 
     #[inline]

@@ -292,6 +292,17 @@ pub struct SendPoster<'r> {
 }
 
 impl SendPoster<'_> {
+    /// Where the next WQE goes, for [`SendPoster::take_back`].
+    #[inline]
+    pub fn mark(&self) -> u32 {
+        *self.next
+    }
+
+    /// Takes back what was posted since the mark, before the doorbell has rung for it.
+    pub fn take_back(&mut self, mark: u32) {
+        *self.next = mark;
+    }
+
     /// Writes a WQE; returns its index.
     pub fn post(&mut self, entry: &SendEntry<'_>) -> Result<u32, Refusal> {
         let ring = self.ring;
