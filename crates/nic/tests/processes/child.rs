@@ -101,7 +101,16 @@ impl Child {
                 self.gid_index = entry.gid_index as u8;
                 "ok".into()
             }
-            ["connect", qpn, gid] => self.connect(qpn.parse().unwrap(), gid),
+            ["connect", qpn, gid] => self.connect(qpn.parse().unwrap(), gid, 12, 5),
+            ["connect", qpn, gid, timeout, retries] => {
+                self.connect(qpn.parse().unwrap(), gid, timeout.parse().unwrap(), retries.parse().unwrap())
+            }
+            ["writes", count, rkey, addr] => {
+                let each = |seed| self.write(rkey.parse().unwrap(), addr.parse().unwrap(), seed);
+                let statuses = (0..count.parse().unwrap()).map(each);
+                statuses.into_iter().find(|status| status != "Success").unwrap_or_else(|| "ok".into())
+            }
+            ["live"] => self.live(),
             ["write", rkey, addr, seed] => {
                 self.write(rkey.parse().unwrap(), addr.parse().unwrap(), seed.parse().unwrap())
             }
@@ -175,7 +184,7 @@ impl Child {
         answer
     }
 
-    fn connect(&mut self, qpn: u32, gid: &str) -> String {
+    fn connect(&mut self, qpn: u32, gid: &str, timeout: u8, retry_cnt: u8) -> String {
         let mtu = self.context().query_port(1).unwrap().active_mtu;
         let qp = &self.qp.as_ref().unwrap().qp;
         let (mut attr, _) = qp.query().unwrap();
@@ -204,8 +213,8 @@ impl Child {
             | QpAttrMask::MIN_RNR_TIMER;
         qp.modify(&attr, mask).unwrap();
         attr.qp_state = QpState::Rts;
-        attr.timeout = 12;
-        attr.retry_cnt = 5;
+        attr.timeout = timeout;
+        attr.retry_cnt = retry_cnt;
         attr.rnr_retry = 5;
         attr.sq_psn = Psn::new(0xff_fff0);
         attr.max_rd_atomic = 1;
@@ -259,6 +268,23 @@ impl Child {
                 "exit" => libc::exit(i32::from(status != "Success")),
                 _ => libc::_exit(i32::from(status != "Success")),
             }
+        }
+    }
+
+    /// Opens, makes, connects and moves data without end, in new objects each time.
+    fn live(&mut self) -> String {
+        loop {
+            if self.context.is_none() {
+                self.open();
+            }
+            let qp = self.make_qp();
+            let words: Vec<&str> = qp.split(' ').collect();
+            self.connect(words[0].parse().unwrap(), words[3], 12, 5);
+            for seed in 0..3 {
+                self.write(words[1].parse().unwrap(), words[2].parse().unwrap(), seed);
+            }
+            self.qp = None;
+            self.context = None;
         }
     }
 

@@ -6,6 +6,7 @@ mod child;
 mod forks;
 mod namespace;
 mod parent;
+mod signals;
 
 use std::os::unix::process::CommandExt;
 
