@@ -20,6 +20,8 @@ fn wrong_use_ends_with_2_and_a_sentence() {
         (&["demo", "--netns", "--listen", "127.0.0.1:0"], "--listen"),
         (&["counters", "--explain", "no_such_counter"], "no_such_counter"),
         (&["bench", "--repeat", "0"], "0"),
+        (&["demo", "--port", "0"], "--port"),
+        (&["demo", "--capture", "/nonexistent/file"], "/nonexistent/file: cannot be written: No such file"),
     ];
     for (arguments, named) in cases {
         let output = sfab(arguments);
@@ -32,7 +34,7 @@ fn wrong_use_ends_with_2_and_a_sentence() {
 
 #[test]
 fn help_of_each_command_has_an_example() {
-    for command in ["demo", "devices", "gids", "counters", "decode", "bench"] {
+    for command in ["demo", "devices", "gids", "counters", "res", "decode", "bench"] {
         let output = sfab(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("Example"), "{command}: {text}");

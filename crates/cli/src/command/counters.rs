@@ -7,7 +7,7 @@ use clap::Args;
 use scalefabric_transport::{Counter, DropReason};
 use serde_json::json;
 
-/// Counters of all devices, with what each means.
+/// Counters of all devices, with what each means. They live as long as some process has the device open.
 #[derive(Args)]
 #[command(after_help = "Examples:
   sfab counters                 those that are not 0
@@ -45,26 +45,27 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return Ok(());
     }
     let mut ports = Vec::new();
-    for context in software::open_all(&SoftwareOptions::default(), options.device.as_deref())? {
-        let device = context.device().name;
-        let count = context.query_device().during(|| format!("query device {device}"))?.phys_port_cnt;
-        for port in 1..=count {
-            let mut values = context.hw_counters(port).during(|| format!("read the counters of {device}"))?;
+    for survey in software::surveys(&SoftwareOptions::default(), options.device.as_deref())? {
+        let device = survey.plan.info.name.clone();
+        for port in survey.ports().during(|| format!("read the counters of {device}"))? {
+            let mut values = port.counters;
             values.retain(|(_, value)| options.all || *value > 0);
-            ports.push((device.clone(), port, values));
+            ports.push((device.clone(), port.port_num, values, survey.members.len()));
         }
     }
     if options.json {
-        let ports = ports.into_iter().map(|(device, port, values)| {
+        let ports = ports.into_iter().map(|(device, port, values, processes)| {
             let values: serde_json::Map<_, _> = values.into_iter().map(|(name, value)| (name, json!(value))).collect();
-            json!({ "device": device, "port": port, "counters": values })
+            json!({ "device": device, "port": port, "processes": processes, "counters": values })
         });
         say!("{:#}", ports.collect::<serde_json::Value>());
         return Ok(());
     }
-    for (device, port, values) in ports {
+    for (device, port, values, processes) in ports {
         say!("{device} port {port}");
-        if values.is_empty() {
+        if processes == 0 {
+            say!("  no process has it open: counters begin with the first process and end with the last");
+        } else if values.is_empty() {
             say!("  all counters are 0");
         }
         for (name, value) in values {

@@ -58,7 +58,7 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
     /// Port of the device, from 1
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     pub port: u8,
     /// Index in the GID table (default: the first IPv4 address)
     #[arg(long, value_name = "N")]
@@ -160,6 +160,10 @@ impl Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     // What is wrong with the faults is said here, once, and not by each child.
     software::check_faults(&options.fault)?;
+    if let Some(file) = &options.capture {
+        let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+        opened.map_err(|error| Failure::usage(format!("--capture {}: cannot be written: {error}", file.display())))?;
+    }
     if options.listen.is_none() && options.connect.is_none() {
         return parent::run(options);
     }
@@ -198,6 +202,11 @@ fn one_side(options: &Options, reporter: &Reporter) -> Result<(), Failure> {
     let interface = options.interface.as_deref().unwrap_or("lo");
     let name = software::choose(provider.as_ref(), options.device.as_deref(), interface)?;
     let context = provider.open(&name).during(|| format!("open device {name}"))?;
+    let ports = context.query_device().during(|| format!("query device {name}"))?.phys_port_cnt;
+    if options.port > ports {
+        let count = if ports == 1 { "one port".to_owned() } else { format!("ports 1 to {ports}") };
+        return Err(Failure::usage(format!("--port {}: device {name} has {count}", options.port)));
+    }
     let before = context.hw_counters(options.port).during(|| "read the counters")?;
     match (&options.listen, &options.connect) {
         (Some(address), _) => listen(options, reporter, &context, address)?,
