@@ -9,6 +9,7 @@
 extern crate alloc;
 
 pub mod admission;
+pub mod cm;
 mod completer;
 pub mod congestion;
 pub mod context;
