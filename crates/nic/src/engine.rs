@@ -10,6 +10,7 @@ pub mod doorbell;
 pub mod drive;
 pub mod entry;
 pub mod gate;
+pub mod gsi;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::schedule::{RunQueue, Timers};
 use crate::tables::Tables;
 use doorbell::Doorbells;
 use entry::{QpEntry, Slots};
+use gsi::GsiRouter;
 
 /// MADs that wait for whoever speaks CM, at most.
 const GSI_QUEUE: usize = 256;
@@ -77,6 +79,9 @@ pub(crate) struct Nic {
     pub(crate) groups: Vec<(u8, Gid, Vec<u16>)>,
     gsi: VecDeque<GsiDatagram>,
     gsi_open: bool,
+    gsi_router: Option<Box<dyn GsiRouter>>,
+    /// PSN of the next datagram from QP 1.
+    gsi_psn: u32,
     /// Tables' generation for which fallback source ports were asked for.
     routed: u32,
     /// Time of the last turn.
@@ -120,6 +125,8 @@ impl Engine {
             groups: Vec::new(),
             gsi: VecDeque::new(),
             gsi_open: false,
+            gsi_router: None,
+            gsi_psn: 0,
             routed: 0,
             last: Time(0),
             received: Time(0),
@@ -141,6 +148,11 @@ impl Engine {
     /// The oldest datagram for QP 1.
     pub fn take_gsi(&mut self) -> Option<GsiDatagram> {
         self.nic.gsi.pop_front()
+    }
+
+    /// All datagrams for QP 1; without allocation if there are none.
+    pub(crate) fn take_all_gsi(&mut self) -> Vec<GsiDatagram> {
+        self.nic.gsi.drain(..).collect()
     }
 
     /// The port tables.
@@ -365,26 +377,6 @@ impl Nic {
         if !any {
             self.fabric.batches[usize::from(port_num) - 1].drop_packet(DropReason::NotMulticastMember);
         }
-    }
-
-    fn keep_gsi(&mut self, port_num: u8, datagram: &Datagram<'_>, packet: &Packet<'_>) {
-        let batch = &mut self.fabric.batches[usize::from(port_num) - 1];
-        if !self.gsi_open {
-            return batch.drop_packet(DropReason::NoSuchQp);
-        }
-        if self.gsi.len() >= GSI_QUEUE {
-            return batch.drop_packet(DropReason::ReceiverNotReady);
-        }
-        self.gsi.push_back(GsiDatagram {
-            port_num,
-            src: Gid::from_ip(datagram.src),
-            dst: Gid::from_ip(datagram.dst),
-            src_port: datagram.src_port,
-            traffic_class: datagram.traffic_class,
-            hop_limit: datagram.hop_limit,
-            headers: packet.headers,
-            payload: packet.payload.to_vec(),
-        });
     }
 
     /// Calls a QP's transport and draws the consequences: state seen by posters, timers, overrun CQs.

@@ -5,6 +5,7 @@
 //! engine that ships. Raw access to registered memory lives in `memory/` and nowhere else.
 
 pub mod clock;
+pub(crate) mod cm;
 pub mod completion;
 pub mod config;
 pub mod counters;

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use scalefabric_transport::Time;
 use scalefabric_verbs::{
-    AsyncEvent, CompletionChannel, CompletionQueue, Context, CqInit, DeviceAttr, DeviceInfo, DeviceMemory, Errno, Gid,
-    GidEntry, PKey, PortAttr, ProtectionDomain, Provider, Qpn, QueuePair, VerbsError, XrcDomain, XrcdInit,
+    AsyncEvent, CmChannel, CompletionChannel, CompletionQueue, Context, CqInit, DeviceAttr, DeviceInfo, DeviceMemory,
+    Errno, Gid, GidEntry, PKey, PortAttr, ProtectionDomain, Provider, Qpn, QueuePair, VerbsError, XrcDomain, XrcdInit,
 };
 
 use crate::clock;
+use crate::cm;
 use crate::config::{NicConfig, PortConfig};
 use crate::counters::CountersHandle;
 use crate::discovery::{self, DevicePlan};
@@ -30,7 +31,7 @@ use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
 use crate::process;
 use crate::share::membership::Membership;
-use crate::share::segment::{PKEYS, SlotCounters, SlotState};
+use crate::share::segment::{PKEYS, Segment, SlotCounters, SlotState};
 use crate::survey::{self, DeviceSurvey};
 use crate::worker::{Drive, Source, Worker};
 
@@ -45,6 +46,8 @@ struct Opened {
     devices: Mutex<HashMap<String, Weak<OpenDevice>>>,
     /// Capture files that it writes.
     captures: Mutex<HashMap<PathBuf, Weak<Capture>>>,
+    /// The communication manager.
+    cm: cm::Whole,
 }
 
 /// Made when it is first asked for, and never freed. A pointer, so that a forked child forgets it whatever locks were held.
@@ -74,6 +77,7 @@ pub(crate) fn end_all() {
     }
     // SAFETY: it is never freed.
     let known = unsafe { &*known };
+    known.cm.end();
     let until = Instant::now() + LAST;
     let devices = loop {
         match known.devices.try_lock() {
@@ -89,6 +93,11 @@ pub(crate) fn end_all() {
         // Not dropped here: the last handle may be this one.
         std::mem::forget(device);
     }
+}
+
+/// The communication manager of this process.
+pub(crate) fn communication() -> &'static cm::Whole {
+    &opened().cm
 }
 
 /// A forked child has nothing open.
@@ -163,6 +172,10 @@ impl Provider for SoftwareProvider {
 
     fn open(&self, name: &str) -> Result<Arc<dyn Context>, VerbsError> {
         Ok(self.open_software(name)?)
+    }
+
+    fn event_channel(&self) -> Result<Arc<dyn CmChannel>, VerbsError> {
+        cm::open_channel(self)
     }
 }
 
@@ -245,7 +258,12 @@ impl OpenDevice {
         let _ = device.worker.set(Arc::downgrade(&worker));
         let kick: Box<dyn Kick> = Box::new(worker.kick());
         core.set_kick(Box::new(Keeper { kick, _worker: worker, _device: device.clone() }));
-        device.membership.attach(Arc::downgrade(&core));
+        let membership = &device.membership;
+        let neighbours = (0..plan.ports.len()).map(|index| membership.neighbours(index)).collect();
+        let router = cm::Router::new(membership.segment().clone(), membership.slot(), neighbours);
+        core.open_gsi_to(Arc::new(cm::Post), Some(Box::new(router)));
+        membership.set_orphan_sink(Box::new(cm::Post));
+        membership.attach(Arc::downgrade(&core));
         Ok((device, core))
     }
 
@@ -321,6 +339,10 @@ impl SoftwareContext {
     /// The engine behind it.
     pub fn core(&self) -> &Arc<Core> {
         self.inner.core()
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<Segment> {
+        self.device.membership.segment()
     }
 
     /// This process's slot in the shared device.

@@ -212,7 +212,7 @@ impl Kick for Kicker {
     }
 }
 
-fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: both sets are valid and of this thread; the old mask is put back.
     unsafe {
         let (mut all, mut old) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());

@@ -4,13 +4,14 @@
 //! it. Nobody on the data path waits for anybody. That no posted work is forgotten is the business of [`super::gate`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use scalefabric_transport::Time;
 use scalefabric_verbs::VerbsError;
 use scalefabric_verbs::event::EventType;
 
 use super::gate::Gate;
+use super::gsi::GsiSink;
 use super::{Engine, Turn};
 use crate::clock;
 use crate::completion::Channel;
@@ -73,6 +74,8 @@ pub struct Core {
     registry: Registry,
     counters: Own<Vec<CountersHandle>>,
     kick: Own<OnceLock<Box<dyn Kick>>>,
+    gsi: OnceLock<Arc<dyn GsiSink>>,
+    own: Weak<Core>,
     /// When the worker will look again by itself.
     promised: AtomicU64,
     caller_turns: AtomicU64,
@@ -161,7 +164,7 @@ impl Core {
         let registry = Registry::new(&config.attr);
         let (memory, accessor) = MemoryTable::new(seed, entries);
         let engine = Engine::new(&config, accessor, counters.clone());
-        Ok(Arc::new(Self {
+        Ok(Arc::new_cyclic(|own| Self {
             home: Home::here(),
             gate: Own::new(Gate::new(State { engine, ports }, 65_536)),
             clock,
@@ -170,6 +173,8 @@ impl Core {
             registry,
             counters: Own::new(counters),
             kick: Own::new(OnceLock::new()),
+            gsi: OnceLock::new(),
+            own: own.clone(),
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
@@ -237,6 +242,10 @@ impl Core {
     /// Begins to keep datagrams for QP 1, of this process's workers; see [`Engine::open_gsi`].
     pub fn open_gsi(&self) {
         self.lock().engine.open_gsi();
+    }
+
+    pub(super) fn set_sink(&self, sink: Arc<dyn GsiSink>) {
+        let _ = self.gsi.set(sink);
     }
 
     /// The oldest datagram for QP 1 that is kept.
@@ -421,6 +430,8 @@ impl Core {
         while let Some(more) = guard.engine.next_event_wake() {
             more.wake();
         }
+        let sink = self.gsi.get();
+        let datagrams = sink.map(|_| guard.engine.take_all_gsi()).unwrap_or_default();
         // Under the lock, so that a later turn cannot be overtaken: the worker's own turn sets `promised` there, too.
         let kick = turn.and_then(|turn| self.kick_wanted(now, &turn));
         drop(guard);
@@ -432,6 +443,11 @@ impl Core {
         }
         if let (Some(at), Some(kick)) = (kick, self.kick.get()) {
             kick.kick(at);
+        }
+        if !datagrams.is_empty()
+            && let (Some(sink), Some(core)) = (sink, self.own.upgrade())
+        {
+            sink.take(&core, datagrams);
         }
     }
 

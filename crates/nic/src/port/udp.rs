@@ -24,6 +24,7 @@ mod send;
 pub mod socket;
 
 pub use mailbox::Neighbours;
+pub(crate) use mailbox::hand_over;
 use receive::Batch;
 use send::{Outcome, Pending, Pool, send_now};
 pub use socket::{LocalAddress, ReceiveOptions};

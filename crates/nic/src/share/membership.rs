@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use scalefabric_transport::Time;
 use scalefabric_verbs::{Errno, Gid, PKey, PortState, VerbsError};
 
+use super::connections::Orphan;
 use super::holder;
 use super::link::{self, Key, Kind, Link, Message, Received};
 use super::segment::{PortTables, SLOTS, Segment, SlotState, VERSION};
@@ -98,6 +99,12 @@ struct State {
     problems: Vec<String>,
 }
 
+/// Who ends the connections of processes that have died.
+pub trait OrphanSink: Send + Sync + std::fmt::Debug {
+    /// Takes them. Must not wait.
+    fn take(&self, core: &Arc<Core>, orphans: Vec<Orphan>);
+}
+
 /// Where datagrams for other slots go: the writing ends of their mailboxes, for one port.
 #[derive(Debug, Default)]
 struct Mailboxes {
@@ -133,6 +140,7 @@ pub struct Membership {
     epoll: Descriptor,
     ports: Own<Vec<OwnPort>>,
     core: OnceLock<Weak<Core>>,
+    orphans: OnceLock<Box<dyn OrphanSink>>,
     home: Home,
     state: Own<Mutex<State>>,
 }
@@ -261,6 +269,7 @@ impl Membership {
             epoll,
             ports: Own::new(ports),
             core: OnceLock::new(),
+            orphans: OnceLock::new(),
             home: Home::here(),
             state: Own::new(Mutex::new(state)),
         });
@@ -468,6 +477,11 @@ impl Membership {
     pub fn attach(&self, core: Weak<Core>) {
         let _ = self.core.set(core);
         self.tell(&mut self.lock());
+    }
+
+    /// Who ends the connections of members that die. Only the first one counts.
+    pub fn set_orphan_sink(&self, sink: Box<dyn OrphanSink>) {
+        let _ = self.orphans.set(sink);
     }
 
     /// Changes a P_Key for all members.

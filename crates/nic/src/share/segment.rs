@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use scalefabric_verbs::{Gid, Mtu, PKey, PortState};
 
+use super::connections::CmTables;
 use crate::counters::{CounterBlock, PortCounters};
 use crate::process::Descriptor;
 
@@ -246,6 +247,8 @@ pub struct Layout {
     counters: [[PortCounters; PORTS]; SLOTS],
     /// Counts of members that are gone.
     departed: [PortCounters; PORTS],
+    /// What the communication managers share.
+    pub(super) cm: CmTables,
 }
 
 /// Bytes of the whole segment.

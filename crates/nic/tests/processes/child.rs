@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
 use scalefabric_verbs::*;
 
+use crate::connection::Application;
+
 const BYTES: usize = 256 << 10;
 
 #[derive(Clone)]
@@ -22,6 +24,7 @@ pub struct Child {
     pub context: Option<Arc<SoftwareContext>>,
     pub qp: Option<Qp>,
     pub gid_index: u8,
+    pub application: Option<Application>,
 }
 
 pub fn run() {
@@ -140,6 +143,10 @@ impl Child {
             ["send", seed] => self.post_and_wait(SendOp::Send, seed.parse().unwrap()),
             ["receive-then", how] => self.receive_then_exit(how),
             ["exit-while-threads-run"] => self.exit_while_threads_run(),
+            ["cm", ref words @ ..] => {
+                let fresh = || Application::new(SoftwareProvider::from_environment().unwrap());
+                self.application.get_or_insert_with(fresh).answer(words)
+            }
             ["fork"] => self.fork(),
             ["forks", count, rkey, addr] => {
                 let (count, rkey, addr) = (count.parse().unwrap(), rkey.to_owned(), addr.to_owned());

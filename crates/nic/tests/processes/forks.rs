@@ -112,7 +112,8 @@ pub fn run(child: &mut Child, count: u32, rkey: &str, addr: &str) -> String {
     let context = child.context().clone();
     let (channel, _rest) = channel_with_event(&context, child.gid_index);
     let slot = context.slot();
-    let writer = Child { context: child.context.clone(), qp: child.qp.clone(), gid_index: child.gid_index };
+    let writer =
+        Child { context: child.context.clone(), qp: child.qp.clone(), gid_index: child.gid_index, ..Child::default() };
     let result = std::thread::scope(|scope| {
         let traffic = scope.spawn(|| {
             while !stop.load(Ordering::Acquire) {

@@ -3,6 +3,8 @@
 //! they are skipped.
 
 mod child;
+mod connection;
+mod connections;
 mod forks;
 mod namespace;
 mod parent;

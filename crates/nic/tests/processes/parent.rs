@@ -62,6 +62,11 @@ impl Device {
         Self { name: name.into(), address: String::new(), folder }
     }
 
+    /// Its configuration.
+    pub fn config(&self) -> String {
+        std::fs::read_to_string(self.folder.join("config.toml")).unwrap()
+    }
+
     /// The address that [`Device::new`] chose.
     pub fn address(&self) -> &str {
         &self.address

@@ -294,7 +294,13 @@ impl Membership {
         record.set_state(SlotState::Dead);
         drain(state, slot);
         self.segment.retire_counters(slot);
+        let orphans = self.segment.retire_connections(slot);
         record.set_state(SlotState::Free);
+        if !orphans.is_empty()
+            && let (Some(sink), Some(core)) = (self.orphans.get(), self.core.get().and_then(Weak::upgrade))
+        {
+            sink.take(&core, orphans);
+        }
     }
 
     /// Gives slots to those that wait for one.
