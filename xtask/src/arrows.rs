@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("control", &["wire", "verbs", "fabric"]),
     ("preload", &["verbs", "nic", "ibv"]),
     ("preload-audit", &[]),
+    ("rdmacm", &["ibv"]),
     ("sim", &["wire", "verbs", "transport", "nic", "fabric"]),
     ("ops", &["verbs", "nic", "ibv", "fabric", "control"]),
     ("k8s", &["ops", "control"]),

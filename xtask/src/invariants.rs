@@ -56,6 +56,7 @@ const FENCES: &[Fence] = &[
             "crates/ibv/",
             "crates/cli/src/command/run/program.rs",
             "crates/preload/",
+            "crates/rdmacm/",
             "crates/sim/src/station.rs",
             "crates/tests/",
         ],

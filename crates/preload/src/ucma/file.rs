@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +15,12 @@ use scalefabric_verbs::{
 
 use super::{address, convert, memory};
 use crate::hooks::{self, Device, Node, device::Errno};
+use crate::verbs::answer::tell;
 
 /// Largest backlog (`net.rdma_ucm.max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
 /// Largest value of an option.
 const MAX_OPTION_BYTES: u32 = 1 << 16;
-/// Number of the device file: `misc`, with a minor that Linux gives away dynamically.
-const DEVICE: u64 = libc::makedev(10, 251);
 /// Reject reason where the caller names none.
 const CONSUMER_DEFINED: u8 = scalefabric_verbs::cm::reject_reason::CONSUMER_DEFINED;
 
@@ -87,8 +87,9 @@ fn parse<T: Plain>(bytes: &[u8]) -> Result<T, Errno> {
     T::read(bytes).ok_or(libc::EINVAL)
 }
 
+/// The errno of a refusal, which is explained where the user asked for it.
 fn errno(error: VerbsError) -> Errno {
-    error.errno.to_raw()
+    tell("rdma_cm", &error)
 }
 
 /// Where a response goes and how much of it the caller takes.
@@ -125,12 +126,13 @@ impl Device for CmFile {
         }
         let command = Command::from_raw(header.cmd).ok_or(libc::EINVAL)?;
         let body = bytes.get(8..8 + usize::from(header.size_in)).ok_or(libc::EINVAL)?;
-        self.execute(command, body, header.size_out)?;
+        let execute = AssertUnwindSafe(|| self.execute(command, body, header.size_out));
+        catch_unwind(execute).unwrap_or(Err(libc::EIO))?;
         Ok(bytes.len())
     }
 
     fn node(&self) -> Node {
-        Node::Character(DEVICE)
+        Node::Character(crate::tree::rdma_cm_device())
     }
 
     fn close(&self) {

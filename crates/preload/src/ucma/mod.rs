@@ -7,9 +7,11 @@
 //! | `address`, `convert` | between structs and the contract's values |
 //! | `memory` | the caller's memory |
 //! | `file` | an open file: its commands |
+//! | `door` | how it is opened |
 
 mod address;
 mod convert;
+mod door;
 mod file;
 mod memory;
 
@@ -19,12 +21,8 @@ use scalefabric_verbs::CmChannel;
 
 use crate::hooks::device::Errno;
 
+pub use door::open;
 pub use scalefabric_ibv::abi::ucma::ABI_VERSION;
-
-/// `open("/dev/infiniband/rdma_cm", flags)`: a new descriptor, registered with [`crate::hooks::register`].
-pub fn open(_flags: i32) -> Result<i32, Errno> {
-    Err(libc::ENODEV)
-}
 
 /// A new, registered descriptor that speaks to a channel, which is closed with it. `flags` are those of `open`.
 pub fn open_channel(channel: Arc<dyn CmChannel>, flags: i32) -> Result<i32, Errno> {
