@@ -134,6 +134,11 @@ impl Template {
             };
             all = all.iter().flat_map(one).collect();
         }
+        for template in &mut all {
+            // A value may be an option: `rstream -T a` is called `rstream-T-a`.
+            let parts: Vec<&str> = template.name.split([' ', '-']).filter(|part| !part.is_empty()).collect();
+            template.name = parts.join("-");
+        }
         all
     }
 
@@ -230,7 +235,7 @@ mod tests {
             commands,
             ["p -m 256  {server}", "p -m 512  {server}", "p -m 256 -e {server}", "p -m 512 -e {server}"]
         );
-        assert_eq!(filled[3].name, "a-512--e");
+        assert_eq!((filled[1].name.as_str(), filled[3].name.as_str()), ("a-512", "a-512-e"));
     }
 
     #[test]
