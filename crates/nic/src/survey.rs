@@ -76,6 +76,11 @@ pub struct DeviceSurvey {
 }
 
 impl DeviceSurvey {
+    /// A device that could not be looked at: as if nobody had it open.
+    pub fn unseen(plan: DevicePlan) -> Self {
+        Self { plan, members: Vec::new(), segment: None }
+    }
+
     /// The ports as they are now: their tables and counters are shared memory, so looking again is cheap. Not to be kept when
     /// the last member has gone: the device then begins anew, elsewhere.
     pub fn ports(&self) -> Result<Vec<PortSurvey>, VerbsError> {
@@ -153,7 +158,7 @@ impl Answer {
 /// Looks at a device that shares.
 pub(crate) fn look(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
     let name = meeting_point(&plan.info.name);
-    let nobody = |plan| Ok(DeviceSurvey { plan, members: Vec::new(), segment: None });
+    let nobody = |plan| Ok(DeviceSurvey::unseen(plan));
     let Ok(mut link) = Link::connect_signed(&name) else { return nobody(plan) };
     let device = &plan.info.name;
     let refuse = |errno, text: String| Err(VerbsError::environment(errno, format!("device {device}: {text}")));

@@ -15,6 +15,13 @@ fn device(fd: c_int) -> Option<table::Borrowed> {
     table::find(fd).filter(|device| device.node() == Node::Netlink)
 }
 
+/// After a read there is room for what waited.
+fn flush(device: &table::Borrowed) {
+    if let Some(socket) = device.as_any().and_then(|any| any.downcast_ref::<netlink::Socket>()) {
+        socket.flush();
+    }
+}
+
 /// The size of a netlink address.
 const ADDRESS_BYTES: socklen_t = size_of::<libc::sockaddr_nl>() as socklen_t;
 
@@ -158,6 +165,20 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 
 /// # Safety
 ///
+/// As `recv(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    let result = go_on!(recv(fd => c_int, buffer => *mut c_void, len => size_t, flags => c_int) -> ssize_t, -1);
+    if result >= 0
+        && let Some(device) = device(fd)
+    {
+        flush(&device);
+    }
+    result
+}
+
+/// # Safety
+///
 /// As `recvfrom(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn recvfrom(
@@ -176,11 +197,16 @@ pub unsafe extern "C" fn recvfrom(
     };
     let result = go_on!(recvfrom(fd => c_int, buffer => *mut c_void, len => size_t, flags => c_int,
         address => *mut sockaddr, address_len => *mut socklen_t) -> ssize_t, -1);
-    if result >= 0 && !address_len.is_null() && device(fd).is_some() {
-        // SAFETY: the caller's promise; the length is what it was.
-        unsafe {
-            *address_len = room;
-            put_address(address.cast(), address_len, 0);
+    if result >= 0
+        && let Some(device) = device(fd)
+    {
+        flush(&device);
+        if !address_len.is_null() {
+            // SAFETY: the caller's promise; the length is what it was.
+            unsafe {
+                *address_len = room;
+                put_address(address.cast(), address_len, 0);
+            }
         }
     }
     result
@@ -191,11 +217,14 @@ pub unsafe extern "C" fn recvfrom(
 /// As `recvmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let ours = device(fd).is_some() && !message.is_null();
+    let device = device(fd).filter(|_| !message.is_null());
     // SAFETY: the caller's promise.
-    let room = if ours { unsafe { (*message).msg_namelen } } else { 0 };
+    let room = device.as_ref().map_or(0, |_| unsafe { (*message).msg_namelen });
     let result = go_on!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, -1);
-    if ours && result >= 0 {
+    if let Some(device) = device
+        && result >= 0
+    {
+        flush(&device);
         // SAFETY: the caller's promise; the length is what it was.
         unsafe {
             (*message).msg_namelen = room;

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use scalefabric_verbs::{Gid, PortState};
+use scalefabric_verbs::{DeviceInfo, Gid, PortState};
 
-use super::state::{Device, Port};
+use super::state::{self, Device, Port};
 
 /// A thing in the tree, under its absolute path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,8 +47,8 @@ pub fn shared(into: &mut Entries) {
 }
 
 /// A device's links in the classes, and its node.
-pub fn links(device: &Device, into: &mut Entries) {
-    let (name, uverbs) = (&device.name, device.uverbs());
+pub fn links(device: &DeviceInfo, into: &mut Entries) {
+    let (name, uverbs) = (&device.name, state::uverbs(device.index));
     let mut link = |path: String, target: String| into.insert(path, Entry::Link(target));
     link(
         format!("/sys/class/infiniband/{name}"),
@@ -239,7 +239,8 @@ mod tests {
     fn a_port_reads_as_the_kernel_writes_it() {
         let mut entries = Entries::new();
         device(&one(), |_| None, &mut entries);
-        links(&one(), &mut entries);
+        let info = DeviceInfo { name: "sf0".into(), index: 3, node_guid: 0, interfaces: vec![] };
+        links(&info, &mut entries);
         let at = "/sys/devices/virtual/scalefabric/sf0/infiniband/sf0";
         let text = |path: &str| match &entries.get(&format!("{at}/{path}")) {
             Some(Entry::File(text)) => text.trim_end().to_owned(),

@@ -148,24 +148,28 @@ impl State {
             Ok(provider) => self.provider.insert(provider),
             Err(_) => return,
         };
-        let Ok(devices) = state::devices(provider) else { return };
+        let Ok(plans) = provider.plans() else { return };
         let mut wanted = Entries::new();
         content::shared(&mut wanted);
         folder::real(&mut wanted);
-        for device in &devices {
-            content::links(device, &mut wanted);
-            let uverbs = device.uverbs();
-            if part == "all" || part == device.name || part == uverbs {
-                let interface = device.ports.first().map(|port| port.interface.clone()).unwrap_or_default();
+        for plan in &plans {
+            content::links(&plan.info, &mut wanted);
+            let is_seen = part == "all" || part == plan.info.name || part == state::uverbs(plan.info.index);
+            if is_seen && let Ok(device) = state::device(provider, plan) {
+                let interface = plan.ports.first().map_or("", |port| &port.interface);
                 let hardware =
                     |file: &str| std::fs::read_to_string(format!("/sys/class/net/{interface}/device/{file}")).ok();
-                content::device(device, hardware, &mut wanted);
+                content::device(&device, hardware, &mut wanted);
             }
         }
         // What other parts have is left as it is, unless its device is gone.
         let is_there = |path: &str| {
             let name = path.strip_prefix("/sys/devices/virtual/scalefabric/")?.split('/').next()?;
-            Some(part != "all" && part != name && devices.iter().any(|d| d.name == name && d.uverbs() != part))
+            Some(
+                part != "all"
+                    && part != name
+                    && plans.iter().any(|plan| plan.info.name == name && state::uverbs(plan.info.index) != part),
+            )
         };
         self.made.retain(|path, _| {
             let stays = wanted.contains_key(path) || is_there(path).unwrap_or(false);

@@ -4,11 +4,12 @@
 use std::sync::OnceLock;
 
 use scalefabric_nic::config::default_attr;
-use scalefabric_nic::discovery::{self, DevicePlan};
-use scalefabric_nic::netlink;
+use scalefabric_nic::discovery::DevicePlan;
 use scalefabric_nic::objects::width_and_speed;
 use scalefabric_nic::options::Options;
 use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_nic::share::segment::GIDS;
+use scalefabric_nic::survey::DeviceSurvey;
 use scalefabric_verbs::{DeviceAttr, Gid, Mtu, PKey, PortState, VerbsError};
 
 use crate::real;
@@ -79,27 +80,25 @@ pub fn provider() -> Result<SoftwareProvider, VerbsError> {
     Options::from_environment().map(SoftwareProvider::new)
 }
 
-/// All devices as they are now.
-pub fn devices(provider: &SoftwareProvider) -> Result<Vec<Device>, VerbsError> {
-    let interfaces = netlink::interfaces().unwrap_or_default();
-    Ok(provider.plans()?.iter().map(|plan| device(plan, &interfaces)).collect())
-}
-
-fn device(plan: &DevicePlan, interfaces: &[netlink::Interface]) -> Device {
-    let ports = plan.ports.iter().map(|port| {
-        let facts = discovery::facts(port, interfaces);
-        Port {
-            interface: port.interface.clone(),
-            ifindex: facts.ifindex,
-            state: facts.state,
-            width_and_speed: width_and_speed(facts.speed_mbps),
-            active_mtu: facts.mtu,
-            gid_table_len: 128,
-            gids: (0..).zip(facts.addresses.iter().map(|&ip| Gid::from_ip(ip))).collect(),
-            pkeys: vec![PKey::DEFAULT],
-            counters: Vec::new(),
-        }
+/// A device as it is now. Its tables and counters are those that its processes share; nobody's, if none has it open.
+pub fn device(provider: &SoftwareProvider, plan: &DevicePlan) -> Result<Device, VerbsError> {
+    let ports = survey(provider, plan).ports()?.into_iter().map(|port| Port {
+        interface: port.interface,
+        ifindex: port.ifindex,
+        state: port.state,
+        width_and_speed: width_and_speed(port.speed_mbps),
+        active_mtu: port.active_mtu,
+        gid_table_len: GIDS as u32,
+        gids: port.gids,
+        pkeys: port.pkeys,
+        counters: port.counters,
     });
     let attr = default_attr(plan.info.node_guid, plan.ports.len() as u8);
-    Device { name: plan.info.name.clone(), index: plan.info.index, attr, ports: ports.collect() }
+    Ok(Device { name: plan.info.name.clone(), index: plan.info.index, attr, ports: ports.collect() })
+}
+
+/// A look at a device from outside. One that cannot be looked at (it is another user's, or its host is stopped) still exists,
+/// with what its interface says.
+pub fn survey(provider: &SoftwareProvider, plan: &DevicePlan) -> DeviceSurvey {
+    provider.survey(&plan.info.name).unwrap_or_else(|_| DeviceSurvey::unseen(plan.clone()))
 }
