@@ -324,6 +324,14 @@ pub(super) fn begin(
     to: SocketAddr,
 ) -> Result<(SocketAddr, Bound), VerbsError> {
     let to = destination(to);
+    // To an address of our own, the way begins and ends at the device that has it, whatever address the kernel's routing would
+    // choose (on the loopback, 127.0.0.1).
+    if source.is_none_or(|source| source.ip().is_unspecified())
+        && let Ok(place) = devices::find(provider, to.ip(), scope_of(to))
+    {
+        let address = with_port(to, source.map_or(0, |source| source.port()));
+        return Ok((to, Bound { address, devices: vec![place.device.clone()], place: Some(place) }));
+    }
     let from = match source.filter(|source| !source.ip().is_unspecified()) {
         Some(source) => source,
         None => {

@@ -30,6 +30,16 @@ pub struct Application {
     ways: HashMap<u32, UdEvent>,
 }
 
+/// An address whose interface, if it names one, is `address%interface`.
+fn address(ip: &str, port: &str) -> std::net::SocketAddr {
+    let port = port.parse().unwrap();
+    let Some((ip, interface)) = ip.split_once('%') else {
+        return (ip.parse::<std::net::IpAddr>().unwrap(), port).into();
+    };
+    let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex")).unwrap();
+    std::net::SocketAddrV6::new(ip.parse().unwrap(), port, 0, index.trim().parse().unwrap()).into()
+}
+
 fn text(data: &[u8]) -> String {
     let end = data.iter().rposition(|&b| b != 0).map_or(0, |i| i + 1);
     format!("{:?}/{}", String::from_utf8_lossy(&data[..end]), data.len())
@@ -63,8 +73,7 @@ impl Application {
         let [what, number, ref rest @ ..] = *words else { return Ok(format!("error unknown {words:?}")) };
         let number: u32 = number.parse().unwrap();
         let id = self.ids[&number].clone();
-        let address =
-            |ip: &str, port: &str| CmAddr::Ip(std::net::SocketAddr::new(ip.parse().unwrap(), port.parse().unwrap()));
+        let address = |ip: &str, port: &str| CmAddr::Ip(address(ip, port));
         match (what, rest) {
             ("bind", [ip, port]) => id.bind_addr(address(ip, port))?,
             ("listen", [backlog]) => id.listen(backlog.parse().unwrap())?,

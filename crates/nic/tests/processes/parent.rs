@@ -163,6 +163,12 @@ impl Child {
         self.process.wait().unwrap().success()
     }
 
+    /// Lets it end by itself: there is nothing more to be told.
+    pub fn leave(mut self) {
+        drop(self.process.stdin.take());
+        self.process.wait().unwrap();
+    }
+
     pub fn kill(mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
