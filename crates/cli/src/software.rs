@@ -2,9 +2,11 @@
 
 use crate::failure::{During, Failure};
 use scalefabric_nic::options::Options;
+pub use scalefabric_nic::personality::{Field, PERSONALITIES, Personality};
 use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::SoftwareProvider;
 pub use scalefabric_nic::survey::{DeviceSurvey, Member};
+use scalefabric_nic::{NicConfig, PortConfig};
 use scalefabric_verbs::{Context, Provider};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +20,8 @@ pub struct SoftwareOptions {
     pub seed: u64,
     /// Where to write what passes.
     pub capture: Option<PathBuf>,
+    /// What other NIC to look like.
+    pub personality: Option<String>,
 }
 
 /// The software provider: what the environment says (`SCALEFABRIC_CONFIG` and others), and above it the command line.
@@ -36,7 +40,23 @@ fn software(options: &SoftwareOptions) -> Result<SoftwareProvider, Failure> {
     if let Some(file) = &options.capture {
         software.capture = Some(file.clone());
     }
+    if let Some(name) = &options.personality {
+        software.personality = match name.as_str() {
+            "none" => None,
+            name => Some(Personality::find(name).map_err(|error| Failure::usage(format!("--personality: {error}")))?),
+        };
+    }
     Ok(SoftwareProvider::new(software))
+}
+
+/// The name of the personality that is meant.
+pub fn personality(name: &str) -> Result<&'static str, Failure> {
+    Personality::find(name).map(|found| found.name).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// What the software NIC has of a field when it looks like nobody else.
+pub fn own(field: Field) -> u64 {
+    field.of(&NicConfig::new("", vec![PortConfig::new("", Vec::new())]))
 }
 
 /// Says what is wrong with `--fault`, before anything starts.

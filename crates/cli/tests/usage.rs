@@ -22,6 +22,8 @@ fn wrong_use_ends_with_2_and_a_sentence() {
         (&["bench", "--repeat", "0"], "0"),
         (&["demo", "--port", "0"], "--port"),
         (&["demo", "--capture", "/nonexistent/file"], "/nonexistent/file: cannot be written: No such file"),
+        (&["personalities", "connectx-99"], "connectx-5"),
+        (&["devices", "--personality", "connectx-99"], "connectx-5"),
     ];
     for (arguments, named) in cases {
         let output = sfab(arguments);
@@ -34,11 +36,26 @@ fn wrong_use_ends_with_2_and_a_sentence() {
 
 #[test]
 fn help_of_each_command_has_an_example() {
-    for command in ["demo", "devices", "gids", "counters", "res", "decode", "bench"] {
+    for command in ["demo", "devices", "gids", "counters", "res", "decode", "bench", "personalities"] {
         let output = sfab(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("Example"), "{command}: {text}");
     }
+}
+
+#[test]
+fn personalities_are_listed_with_their_figures_and_sources() {
+    let text = |arguments: &[&str]| String::from_utf8(sfab(arguments).stdout).expect("text");
+    let all = text(&["personalities"]);
+    for name in ["rxe", "siw", "connectx-5", "connectx-6", "connectx-7", "efa", "bnxt-re", "ionic"] {
+        assert!(all.contains(name), "{name}: {all}");
+    }
+    let one = text(&["personalities", "siw"]);
+    assert!(one.contains("max_inline_data") && one.contains("siw-abi.h") && one.contains("80"), "{one}");
+    let json: serde_json::Value = serde_json::from_str(&text(&["personalities", "--json", "efa"])).expect("JSON");
+    assert_eq!(json[0]["qp_types"]["value"], serde_json::json!(["UD"]));
+    assert_eq!(json[0]["figures"]["max_srq"]["value"], 0);
+    assert!(json[0]["about"].as_str().is_some_and(|about| about.contains("SRD")));
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Limits are those that `query_device` reports, and the objects enforce exactly them.
 
 use scalefabric_transport as transport;
+
+use crate::personality::Rules;
 use scalefabric_verbs::{
     AtomicCap, DeviceAttr, DeviceInfo, Gid, Mtu, OdpCaps, OdpFlags, OdpTransport, PKey, PortState,
 };
@@ -94,6 +96,8 @@ pub struct NicConfig {
     pub staged_bytes: usize,
     /// Budget of a turn.
     pub budget: Budget,
+    /// What it refuses beyond its numbers. Default: nothing.
+    pub rules: Rules,
     /// Completions that become visible together, as on NICs that write several CQEs at once. Default 1: each by itself.
     /// More: a program must not count on seeing a completion alone.
     pub completion_batch: u32,
@@ -120,6 +124,7 @@ impl NicConfig {
             solve_ip_ids: true,
             staged_bytes: 256 << 10,
             budget: Budget::default(),
+            rules: Rules::default(),
             completion_batch: 1,
             completion_batch_ns: 2_000,
             seed: 0,

@@ -20,6 +20,7 @@ pub mod memory;
 pub mod netlink;
 pub mod objects;
 pub mod options;
+pub mod personality;
 pub mod port;
 pub mod post;
 pub mod process;

@@ -8,6 +8,7 @@
 //! solve_ip_ids = true
 //! faults = "drop=1%,seed=7"
 //! capture = "/tmp/rdma.pcapng"    # {pid} becomes the process's number
+//! personality = "connectx-5"      # look like another NIC
 //!
 //! [[device]]                      # beside those that appear by themselves
 //! name = "pair"
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use scalefabric_verbs::{Errno, VerbsError};
 use serde::Deserialize;
 
+use crate::personality::Personality;
 use crate::port::faults::FaultSpec;
 
 /// A port of a configured device.
@@ -73,6 +75,8 @@ pub struct Options {
     pub faults: Option<FaultSpec>,
     /// File that every packet is written to. Default none. `{pid}` in it becomes the process's number.
     pub capture: Option<PathBuf>,
+    /// What other NIC the devices look like. Default none: the software NIC itself.
+    pub personality: Option<&'static Personality>,
     /// Whether a thread makes progress when nobody calls the library. Default true. False: the process is deaf while it
     /// does not poll.
     pub worker: bool,
@@ -90,6 +94,7 @@ impl Default for Options {
             solve_ip_ids: true,
             faults: None,
             capture: None,
+            personality: None,
             worker: true,
         }
     }
@@ -109,6 +114,7 @@ struct File {
     solve_ip_ids: Option<bool>,
     faults: Option<String>,
     capture: Option<PathBuf>,
+    personality: Option<String>,
     worker: Option<bool>,
 }
 
@@ -117,7 +123,7 @@ fn wrong(message: String) -> VerbsError {
 }
 
 impl Options {
-    /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE` and
+    /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY` and
     /// `SCALEFABRIC_SHARE` (0 or 1).
     pub fn from_environment() -> Result<Self, VerbsError> {
         let mut options = Self::default();
@@ -137,7 +143,19 @@ impl Options {
                 other => return Err(wrong(format!("SCALEFABRIC_SHARE is {other:?}: it may be 0 or 1"))),
             };
         }
+        if let Ok(name) = std::env::var("SCALEFABRIC_PERSONALITY") {
+            options.set_personality(&name, "SCALEFABRIC_PERSONALITY")?;
+        }
         Ok(options)
+    }
+
+    /// `none` or nothing: the software NIC itself.
+    fn set_personality(&mut self, name: &str, origin: &str) -> Result<(), VerbsError> {
+        self.personality = match name.trim() {
+            "" | "none" => None,
+            name => Some(Personality::find(name).map_err(|e| wrong(format!("{origin}: {}", e.message)))?),
+        };
+        Ok(())
     }
 
     fn set_faults(&mut self, text: &str, origin: &str) -> Result<(), VerbsError> {
@@ -184,6 +202,9 @@ impl Options {
         self.solve_ip_ids = file.solve_ip_ids.unwrap_or(self.solve_ip_ids);
         self.worker = file.worker.unwrap_or(self.worker);
         self.capture = file.capture.or(self.capture.take());
+        if let Some(name) = &file.personality {
+            self.set_personality(name, "personality")?;
+        }
         if !(1..=256).contains(&self.source_ports) {
             return Err(wrong(format!("source_ports is {}: 1 to 256 are possible", self.source_ports)));
         }
@@ -225,6 +246,7 @@ mod tests {
         assert_eq!(options.devices[0].ports.len(), 2);
         assert_eq!(options.devices[0].ports[1].addresses, ["10.0.1.7".parse::<IpAddr>().unwrap()]);
         assert_eq!(options.faults.as_ref().unwrap().seed, 7);
+        assert_eq!(options.personality.unwrap().name, "connectx-5");
         assert_eq!(options.capture_path().unwrap(), Path::new("/tmp/rdma.pcapng"));
     }
 
@@ -236,6 +258,7 @@ mod tests {
         assert!(message("[[device]]\nname = \"a\"\nport = []").contains("0 ports"));
         assert!(message("[[device]]\nname = \"a b\"\n[[device.port]]\ninterface = \"lo\"").contains("a b"));
         assert!(message("source_ports = 0").contains("source_ports"));
+        assert!(message("personality = \"cx9\"").contains("connectx-6"), "{}", message("personality = \"cx9\""));
         assert!(message("\n\nshare = 1").contains("line 3"), "{}", message("\n\nshare = 1"));
     }
 

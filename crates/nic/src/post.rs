@@ -8,7 +8,8 @@ use std::sync::atomic::{Ordering, fence};
 use scalefabric_transport::host::WqeOp;
 use scalefabric_verbs::operation::{SglUse, op_allowed};
 use scalefabric_verbs::{
-    BindMw, Errno, MemoryRegion, MwType, PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, VerbsError,
+    BindMw, Errno, MemoryRegion, MwType, OpKind, PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr,
+    VerbsError,
 };
 
 use crate::engine::drive::Core;
@@ -152,7 +153,14 @@ fn send_entry<'a>(
     if !op_allowed(qp.qp_type, kind) {
         return Err("the QP's type does not have this operation");
     }
+    let config = core.config();
+    if !config.rules.without.is_empty() && config.rules.without.contains(&kind) {
+        return Err("the device does not have this operation (its personality lacks it)");
+    }
     let rule = kind.rule();
+    if rule.sgl == SglUse::Scatter && wr.sg_list.len() > config.attr.max_sge_rd as usize {
+        return Err("more SGEs than max_sge_rd for an operation that fills them");
+    }
     let inline = wr.flags.contains(SendFlags::INLINE);
     let data = match (rule.sgl, inline) {
         (SglUse::None, _) => SendData::Sges(&[]),
@@ -241,6 +249,9 @@ pub(crate) fn bind_mw(
     bind: &BindMw<'_>,
 ) -> Result<(), VerbsError> {
     let Some(ring) = &qp.send else { return Err(VerbsError::invalid("an XRC target QP has no send queue")) };
+    if core.config().rules.without.contains(&OpKind::BindMw) {
+        return Err(VerbsError::misuse(Errno::EOPNOTSUPP, "this device has no memory windows"));
+    }
     if !matches!(qp.qp_type, QpType::Rc | QpType::Uc | QpType::XrcSend) {
         return Err(VerbsError::invalid(format!("a {} QP binds no memory windows", qp.qp_type.as_str())));
     }

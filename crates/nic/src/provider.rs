@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use scalefabric_transport::Time;
 use scalefabric_verbs::{
     AsyncEvent, CmChannel, CompletionChannel, CompletionQueue, Context, CqInit, DeviceAttr, DeviceInfo, DeviceMemory,
-    Errno, Gid, GidEntry, PKey, PortAttr, ProtectionDomain, Provider, Qpn, QueuePair, VerbsError, XrcDomain, XrcdInit,
+    Errno, Gid, GidEntry, OpKind, PKey, PortAttr, ProtectionDomain, Provider, QpType, Qpn, QueuePair, VerbsError,
+    XrcDomain, XrcdInit,
 };
 
 use crate::clock;
@@ -321,6 +322,9 @@ fn config(plan: &DevicePlan, options: &Options, membership: &Membership) -> NicC
         let most = config.transport.max_inflight_bytes;
         config.transport.max_inflight_bytes = most.min((buffer / 4).max(64 << 10) as u32);
     }
+    if let Some(personality) = options.personality {
+        personality.apply(&mut config);
+    }
     config
 }
 
@@ -421,6 +425,10 @@ impl Context for SoftwareContext {
 
     fn query_pkey(&self, port_num: u8, index: u16) -> Result<PKey, VerbsError> {
         self.inner.query_pkey(port_num, index)
+    }
+
+    fn supports(&self, qp_type: QpType, kind: OpKind) -> bool {
+        self.inner.supports(qp_type, kind)
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {

@@ -33,6 +33,11 @@ pub struct Config {
     pub cnps: Cnps,
     /// Controller.
     pub congestion: Congestion,
+    /// The smallest `timeout` code that is used: one below it counts as it. Default 0: each as it is. Some NICs take
+    /// none below 12 or 16 (17 ms, 268 ms).
+    pub least_timeout: u8,
+    /// What the ACK timer takes, in times of what its code says. Default 1; the standard allows up to 4 (clause 9.7.6.1.3).
+    pub timeout_multiple: u8,
 }
 
 impl Default for Config {
@@ -45,6 +50,8 @@ impl Default for Config {
             acks: Acks::Coalesced,
             cnps: Cnps::Paced,
             congestion: Congestion::None,
+            least_timeout: 0,
+            timeout_multiple: 1,
         }
     }
 }

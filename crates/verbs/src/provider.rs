@@ -17,6 +17,7 @@ use crate::device_memory::DeviceMemory;
 use crate::error::{Errno, PostError, VerbsError};
 use crate::event::AsyncEvent;
 use crate::on_demand::MrAdvice;
+use crate::operation::{OpKind, op_allowed};
 use crate::queue_pair::QueuePair;
 use crate::state::QpType;
 use crate::work_completion::WorkCompletion;
@@ -66,6 +67,12 @@ pub trait Context: Send + Sync + Debug {
     fn query_gid_table(&self) -> Result<Vec<GidEntry>, VerbsError>;
     /// P_Key at an index.
     fn query_pkey(&self, port_num: u8, index: u16) -> Result<PKey, VerbsError>;
+
+    /// Whether QPs of a type have an operation on this device: what `send_ops_flags` of `ibv_create_qp_ex` may ask for. False
+    /// for types that it does not have at all.
+    fn supports(&self, qp_type: QpType, kind: OpKind) -> bool {
+        op_allowed(qp_type, kind)
+    }
 
     /// Makes a protection domain.
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;

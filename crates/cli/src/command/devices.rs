@@ -5,12 +5,14 @@ use crate::failure::{During, Failure};
 use crate::software::{self, SoftwareOptions};
 use crate::terminal::say;
 use clap::Args;
-use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PortAttr, PortState};
+use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, OdpCaps, OdpTransport, PortAttr, PortState};
 use serde_json::{Map, Value, json};
 
 /// Devices with their limits, ports and GIDs, as ibv_devinfo -v shows them.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  sfab devices\n  sfab devices --device sf0 --json\n  sfab devices --list")]
+#[command(
+    after_help = "Examples:\n  sfab devices\n  sfab devices --device sf0 --json\n  sfab devices --list\n  sfab devices --personality connectx-6"
+)]
 pub struct Options {
     /// Only this device
     #[arg(long, value_name = "NAME")]
@@ -18,6 +20,9 @@ pub struct Options {
     /// Only names and interfaces, one line a device; opens nothing
     #[arg(long, conflicts_with = "device")]
     list: bool,
+    /// As this other NIC would look; see sfab personalities
+    #[arg(long, value_name = "NAME")]
+    personality: Option<String>,
     /// JSON instead of lines
     #[arg(long)]
     json: bool,
@@ -57,7 +62,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return list(options.json);
     }
     let mut all = Vec::new();
-    for context in software::open_all(&SoftwareOptions::default(), options.device.as_deref())? {
+    let personality = options.personality.clone();
+    let software = SoftwareOptions { personality, ..SoftwareOptions::default() };
+    for context in software::open_all(&software, options.device.as_deref())? {
         let described = describe(context.as_ref())?;
         if options.json {
             all.push(described);
@@ -158,8 +165,29 @@ fn device_fields(attr: &DeviceAttr) -> Map<String, Value> {
         ("local_ca_ack_delay", json!(attr.local_ca_ack_delay)),
         ("max_inline_data", json!(attr.max_inline_data)),
         ("num_comp_vectors", json!(attr.num_comp_vectors)),
+        ("max_dm_size", json!(attr.max_dm_size)),
+        ("odp", json!(on_demand(&attr.odp))),
+        ("hca_core_clock", json!(format!("{} kHz", attr.hca_core_clock))),
+        ("completion_timestamp_mask", json!(format!("{:#x}", attr.completion_timestamp_mask))),
+        ("max_cq_count", json!(attr.max_cq_count)),
+        ("max_cq_period", json!(attr.max_cq_period)),
+        ("rate_limit_kbps", json!(format!("{} to {}", attr.rate_limit_min, attr.rate_limit_max))),
     ];
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// What on-demand paging can do, a line for each transport.
+fn on_demand(odp: &OdpCaps) -> Vec<String> {
+    let names = |flags: OdpTransport| flags.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(" ");
+    let general = odp.general.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(" ");
+    let parts = [
+        ("general", general),
+        ("rc", names(odp.rc)),
+        ("uc", names(odp.uc)),
+        ("ud", names(odp.ud)),
+        ("xrc", names(odp.xrc)),
+    ];
+    parts.map(|(name, flags)| format!("odp {name}: {}", if flags.is_empty() { "no support" } else { &flags })).into()
 }
 
 fn port_fields(port_num: u8, interface: &str, port: &PortAttr, pkey: u16, gids: &[GidEntry]) -> Value {

@@ -4,5 +4,6 @@ pub mod counters;
 pub mod decode;
 pub mod devices;
 pub mod gids;
+pub mod personalities;
 pub mod res;
 pub mod run;

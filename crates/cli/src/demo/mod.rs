@@ -196,8 +196,12 @@ fn end_with_parent() {
 }
 
 fn one_side(options: &Options, reporter: &Reporter) -> Result<(), Failure> {
-    let software =
-        SoftwareOptions { faults: options.fault.clone(), seed: options.seed, capture: options.capture.clone() };
+    let software = SoftwareOptions {
+        faults: options.fault.clone(),
+        seed: options.seed,
+        capture: options.capture.clone(),
+        personality: None,
+    };
     let provider = software::provider(&software)?;
     let interface = options.interface.as_deref().unwrap_or("lo");
     let name = software::choose(provider.as_ref(), options.device.as_deref(), interface)?;

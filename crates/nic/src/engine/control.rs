@@ -10,7 +10,8 @@ use scalefabric_transport::{self as transport, Counter, DropReason, RecvWqe, Tim
 use scalefabric_verbs::limit::{DeviceLimits, check_ah, check_values};
 use scalefabric_verbs::state::check_modify;
 use scalefabric_verbs::{
-    DeviceAttr, Errno, Gid, Mtu, PKey, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn, Srqn, VerbsError, WcStatus,
+    AccessFlags, DeviceAttr, Errno, Gid, Mtu, PKey, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn, Srqn, VerbsError,
+    WcStatus,
 };
 
 use super::entry::{CqEntry, Late, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
@@ -92,6 +93,17 @@ impl Engine {
 
 impl Nic {
     pub(crate) fn change_port(&mut self, port_num: u8, change: &PortChange) -> Result<(), VerbsError> {
+        let most = self.config.rules.max_mtu;
+        let change = &match change {
+            PortChange::SetMtu(mtu) => PortChange::SetMtu((*mtu).min(most)),
+            // A personality's table may be shorter than the interface has addresses.
+            PortChange::AddGid { index: Some(index), .. }
+                if self.fabric.tables.port(port_num).is_some_and(|p| u32::from(*index) >= p.gid_table_len()) =>
+            {
+                return Ok(());
+            }
+            other => other.clone(),
+        };
         let Some(event) = self.fabric.tables.change(port_num, change)? else { return Ok(()) };
         if *change == PortChange::Down {
             self.count(port_num, Counter::LinkDowned, 1);
@@ -129,6 +141,9 @@ impl Nic {
     }
 
     pub(crate) fn resize_cq(&mut self, cq: u32, cqe: u32) -> Result<(), VerbsError> {
+        if !self.config.rules.resize_cq {
+            return Err(VerbsError::misuse(Errno::EOPNOTSUPP, "completion queues of this device keep their size"));
+        }
         let entry = self.fabric.cqs.get_mut(cq as usize).ok_or_else(|| gone("completion queue"))?;
         let held = entry.producer.ring().len();
         if entry.producer.resize(cqe) {
@@ -276,6 +291,12 @@ impl Nic {
         mask: QpAttrMask,
     ) -> Result<(), VerbsError> {
         let current = self.query_qp(qp)?;
+        let mut attr = *attr;
+        if !self.config.rules.has_atomics() {
+            // Connection managers give the right whether there are atomics or not; what nobody can use is not granted.
+            attr.qp_access_flags -= AccessFlags::REMOTE_ATOMIC;
+        }
+        let attr = &attr;
         let entry = self.qps.get(usize::from(qp)).ok_or_else(|| gone("queue pair"))?;
         let qp_type = entry.side.shared.qp_type;
         let to = check_modify(qp_type, current.qp_state, attr, mask)?;
@@ -416,6 +437,9 @@ impl Nic {
         }
         let port_num = entry.side.port_num;
         let limits = &self.config.attr;
+        if limits.max_mcast_grp == 0 {
+            return Err(VerbsError::misuse(Errno::EOPNOTSUPP, "this device has no multicast (max_mcast_grp is 0)"));
+        }
         let place = self.groups.iter().position(|(p, g, _)| *p == port_num && *g == group);
         let attached: usize = self.groups.iter().map(|(_, _, members)| members.len()).sum();
         let again = place.is_some_and(|place| self.groups[place].2.contains(&qp));

@@ -7,8 +7,8 @@ use std::time::Duration;
 use scalefabric_transport::DropReason;
 use scalefabric_verbs::{
     AsyncEvent, CompletionChannel, CompletionQueue, Context, CqFlags, CqInit, DeviceAttr, DeviceInfo, DeviceMemory,
-    Errno, Gid, GidEntry, GidType, Mtu, PKey, PortAttr, PortState, ProtectionDomain, Qpn, QueuePair, VerbsError,
-    XrcDomain, XrcdInit,
+    Errno, Gid, GidEntry, GidType, OpKind, PKey, PortAttr, PortState, ProtectionDomain, QpType, Qpn, QueuePair,
+    VerbsError, XrcDomain, XrcdInit,
 };
 
 use super::completion_queue::{ChannelObject, CqObject};
@@ -92,7 +92,7 @@ impl Context for NicContext {
         let (active_width, active_speed) = width_and_speed(port.speed_mbps());
         Ok(PortAttr {
             state: port.state(),
-            max_mtu: Mtu::Mtu4096,
+            max_mtu: self.core().config().rules.max_mtu,
             active_mtu: port.mtu(),
             gid_tbl_len: port.gid_table_len(),
             // CM_SUP and IP_BASED_GIDS.
@@ -156,6 +156,10 @@ impl Context for NicContext {
                 port.pkey_table_len()
             ))
         })
+    }
+
+    fn supports(&self, qp_type: QpType, kind: OpKind) -> bool {
+        self.core().config().rules.supports(qp_type, kind)
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {

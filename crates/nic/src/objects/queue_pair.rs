@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use scalefabric_verbs::{
     AsyncEvent, BindMw, CompletionQueue, DataInOrder, Errno, EventSubject, Gid, OpKind, PostError, QpAttr, QpAttrMask,
     QpCap, QpInit, QpInitInfo, QpType, Qpn, QueuePair, RateLimit, RecvWr, SendFlags, SendWr, SharedReceiveQueue,
-    VerbsError, WcStatus, op_allowed,
+    VerbsError, WcStatus,
 };
 
 use super::completion_queue::CqObject;
@@ -59,6 +59,7 @@ impl QpObject {
         }
         let core = &device.core;
         let attr = &core.config().attr;
+        core.config().rules.check_type(qp_type)?;
         let own_recv = qp_type.has_recv_queue() && init.srq.is_none();
         let cap = &init.cap;
         let inline = attr.max_inline_data.min(MAX_INLINE as u32);
@@ -150,6 +151,7 @@ impl QpObject {
 
     pub(crate) fn new_xrc_target(device: &Arc<Device>, xrcd: &XrcdObject) -> Result<Self, VerbsError> {
         let core = &device.core;
+        core.config().rules.check_type(QpType::XrcRecv)?;
         let xrcd = xrcd.enter()?;
         let new = NewQp {
             qp_type: QpType::XrcRecv,
@@ -317,7 +319,11 @@ impl QueuePair for QpObject {
 
     /// Packets are executed in the order of their PSNs, and `memory::copy` writes each in the order of its addresses.
     fn data_in_order(&self, kind: OpKind) -> DataInOrder {
-        if op_allowed(self.shared.qp_type, kind) { DataInOrder::all() } else { DataInOrder::empty() }
+        if self.core.config().rules.supports(self.shared.qp_type, kind) {
+            DataInOrder::all()
+        } else {
+            DataInOrder::empty()
+        }
     }
 
     fn modify_rate_limit(&self, limit: &RateLimit) -> Result<(), VerbsError> {

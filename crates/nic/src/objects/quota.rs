@@ -33,6 +33,9 @@ impl Quota {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| (used < self.limit).then_some(used + 1));
         match taken {
             Ok(_) => Ok(Token(self.clone())),
+            Err(_) if self.limit == 0 => {
+                Err(VerbsError::misuse(Errno::EOPNOTSUPP, format!("this device has no {}: do without", self.what)))
+            }
             Err(_) => Err(VerbsError::environment(
                 Errno::ENOMEM,
                 format!("the device has no more {}: {} are in use; destroy some", self.what, self.limit),

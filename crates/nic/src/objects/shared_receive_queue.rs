@@ -34,6 +34,12 @@ impl SrqObject {
     pub(crate) fn new(device: &Arc<Device>, pd: PdUse, init: &SrqInit) -> Result<Self, VerbsError> {
         let core = &device.core;
         let attr = &core.config().attr;
+        if attr.max_srq == 0 {
+            return Err(VerbsError::misuse(
+                Errno::EOPNOTSUPP,
+                "this device has no shared receive queues (max_srq is 0)",
+            ));
+        }
         if init.max_wr == 0 || init.max_wr > attr.max_srq_wr {
             return Err(VerbsError::invalid(format!(
                 "max_wr {} is out of range 1 to {}",

@@ -11,7 +11,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use scalefabric_verbs::{Errno, Qpn, VerbsError, XrcDomain, XrcdInit};
+use scalefabric_verbs::{Errno, QpType, Qpn, VerbsError, XrcDomain, XrcdInit};
 
 use super::Alive;
 use super::queue_pair::XrcTarget;
@@ -99,6 +99,7 @@ pub struct XrcdObject {
 impl XrcdObject {
     pub(crate) fn new(core: &Arc<Core>, init: &XrcdInit) -> Result<Self, VerbsError> {
         core.home().check("device")?;
+        core.config().rules.check_type(QpType::XrcRecv)?;
         let registry = core.registry();
         let xrcd = match init.fd {
             None => Arc::new(Xrcd::new(registry.xrcd_number(), None)),

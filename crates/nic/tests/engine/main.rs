@@ -18,6 +18,7 @@ mod loss;
 mod migration;
 mod node;
 mod on_demand;
+mod personality;
 mod posting;
 mod shared_recv;
 mod threads;

@@ -49,6 +49,12 @@ impl Node {
         }
     }
 
+    /// A QP that any device has: one SGE and no inline bytes.
+    pub fn qp_small(&self, qp_type: QpType) -> Arc<dyn QueuePair> {
+        let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 2, max_recv_sge: 1, max_inline_data: 0 };
+        self.pd.create_qp(&QpInit { cap, ..self.qp_init(qp_type) }).unwrap()
+    }
+
     pub fn qp(&self, qp_type: QpType) -> Arc<dyn QueuePair> {
         self.pd.create_qp(&self.qp_init(qp_type)).unwrap()
     }
@@ -154,6 +160,13 @@ impl World {
     /// A connected pair of QPs between nodes 0 and 1, in RTS, with all access.
     pub fn connect(&self, qp_type: QpType) -> [Arc<dyn QueuePair>; 2] {
         let qps = [self.nodes[0].qp(qp_type), self.nodes[1].qp(qp_type)];
+        self.connect_these(&qps, |_, _, _| {});
+        qps
+    }
+
+    /// As [`World::connect`], with QPs that any device has.
+    pub fn connect_small(&self, qp_type: QpType) -> [Arc<dyn QueuePair>; 2] {
+        let qps = [self.nodes[0].qp_small(qp_type), self.nodes[1].qp_small(qp_type)];
         self.connect_these(&qps, |_, _, _| {});
         qps
     }

@@ -6,6 +6,15 @@ use crate::context::Context;
 use crate::time::{Time, ack_timeout_ns};
 use scalefabric_wire::aeth::rnr_timer_ns;
 
+/// How long an answer is awaited, by the QP's `timeout` and what the device makes of it.
+pub(crate) fn timeout_ns(ctx: &Context) -> Option<u64> {
+    let code = match ctx.attr.timeout {
+        0 => 0,
+        code => code.max(ctx.config.least_timeout),
+    };
+    ack_timeout_ns(code).map(|ns| ns.saturating_mul(u64::from(ctx.config.timeout_multiple.max(1))))
+}
+
 /// Timers and counters of one requester.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Retry {
@@ -32,7 +41,7 @@ impl Retry {
 
     /// An ACK came and more are awaited.
     pub fn restart(&mut self, ctx: &Context, now: Time) {
-        self.ack_deadline = ack_timeout_ns(ctx.attr.timeout).map(|ns| now.after(ns));
+        self.ack_deadline = timeout_ns(ctx).map(|ns| now.after(ns));
     }
 
     /// The path changed: if an answer is awaited, the timer begins anew with the timeout of the new one.
