@@ -9,6 +9,8 @@ pub mod connection;
 pub mod repeat;
 pub mod request;
 pub mod sidr;
+#[cfg(test)]
+mod tests;
 
 pub use attributes::QpPath;
 pub use connection::{Connection, Event, Side, State};
