@@ -220,6 +220,9 @@ impl Products {
                 let _ = writeln!(text, ".symver {own}, {name}@{node}");
             }
         }
+        // By this the engine knows that what stands behind it is not the distribution's library.
+        let (mark, first) = ("scalefabric_dropin", self.tables.nodes()[0]);
+        let _ = writeln!(text, "data {mark}_mark\n.symver {mark}_mark, {mark}@@{first}");
         text.push_str(".section .note.GNU-stack,\"\",%progbits\n");
         let (source, map) = (parts.join("dropin.s"), parts.join("dropin.map"));
         write(&source, &text)?;

@@ -8,6 +8,34 @@ pub fn next(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
+/// A function of the distribution's libibverbs: the next definition after ours. In the place of that library may stand our
+/// own drop-in, whose functions lead back here: it is none.
+pub fn verbs(name: &CStr) -> *mut c_void {
+    let found = next(name);
+    if found.is_null() || is_dropin(found) { std::ptr::null_mut() } else { found }
+}
+
+/// The symbol by which a library says that it is the drop-in.
+const MARK: &CStr = c"scalefabric_dropin";
+
+fn is_dropin(function: *mut c_void) -> bool {
+    // SAFETY: dladdr fills `info`; the file's name is that of a library that is loaded, so that opening it again loads
+    // nothing, and closing it gives back one reference.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(function, &raw mut info) == 0 || info.dli_fname.is_null() {
+            return false;
+        }
+        let library = libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() {
+            return false;
+        }
+        let is_marked = !libc::dlsym(library, MARK.as_ptr()).is_null();
+        libc::dlclose(library);
+        is_marked
+    }
+}
+
 /// Names in a folder as the kernel has it: our own hooks would show the tree.
 pub fn names(folder: &CStr) -> Vec<String> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;

@@ -23,7 +23,7 @@ impl Function {
     pub fn address(&self) -> Option<*mut c_void> {
         let mut found = self.found.load(Ordering::Acquire);
         if found.is_null() {
-            found = crate::real::next(self.name);
+            found = crate::real::verbs(self.name);
             if found.is_null() {
                 found = NONE;
             }

@@ -70,7 +70,7 @@ fn make(info: DeviceInfo) -> *mut abi::Device {
     };
     // SAFETY: the slot is an optional function pointer that nobody calls; any word that is not 0 is one.
     unsafe { (&raw mut c.ops.dummy1).cast::<usize>().write(sign()) };
-    let uverbs = format!("uverbs{}", info.index);
+    let uverbs = crate::tree::state::uverbs(info.index);
     put(&mut c.name, &info.name);
     put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/{uverbs}"));
     put(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
@@ -111,10 +111,6 @@ pub fn by_name(name: &str) -> Option<*mut abi::Device> {
     ours().ok()?.into_iter().find(|device| unsafe { info(*device) }.name == name)
 }
 
-fn hides_real() -> bool {
-    std::env::var_os("SCALEFABRIC_HIDE_REAL").is_some_and(|v| v == "1")
-}
-
 type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut abi::Device;
 type FreeList = unsafe extern "C" fn(*mut *mut abi::Device);
 
@@ -133,9 +129,9 @@ pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *m
         }
     };
     let mut count: c_int = 0;
-    let real = match hides_real() {
-        true => std::ptr::null_mut(),
-        false => behind!(ibv_get_device_list as GetList, (&raw mut count), else std::ptr::null_mut()),
+    let real = match crate::real::has_devices() {
+        true => behind!(ibv_get_device_list as GetList, (&raw mut count), else std::ptr::null_mut()),
+        false => std::ptr::null_mut(),
     };
     if !real.is_null() {
         // SAFETY: the library's list has so many entries.
