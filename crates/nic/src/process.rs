@@ -215,7 +215,7 @@ fn watch_forks() {
 
 extern "C" fn before_fork() {
     MAKING.fetch_add(FORKING, Ordering::AcqRel);
-    while MAKING.load(Ordering::Acquire) % FORKING != 0 {
+    while !MAKING.load(Ordering::Acquire).is_multiple_of(FORKING) {
         std::thread::yield_now();
     }
 }

@@ -1,7 +1,7 @@
 //! What a process has on a device, as plain data for tools: iproute2's `rdma resource show`, `sfab res`, a file tree that looks
 //! like sysfs. Nothing here is on the data path: it is collected when somebody asks.
 //!
-//! Numbers of PDs, CQs, regions and contexts count in each process by themselves. Here they carry the process's slot in their
+//! Numbers of PDs, CQs, regions, contexts and connection identifiers count in each process by themselves. Here they carry the process's slot in their
 //! upper 8 bits, so that they name one object of the whole device; numbers of QPs and SRQs do so by birth.
 
 use std::net::SocketAddr;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use scalefabric_verbs::Qpn;
 use serde::{Deserialize, Serialize};
 
+use crate::cm;
 use crate::engine::Nic;
 use crate::engine::drive::Core;
 use crate::engine::entry::NO_CQ;
@@ -123,8 +124,10 @@ pub struct QpResource {
 pub struct CmIdResource {
     /// Number.
     pub cm_idn: u32,
-    /// Its QP.
+    /// Its QP: the one that is connected to the peer's.
     pub lqpn: Option<u32>,
+    /// The peer's QP.
+    pub rqpn: Option<u32>,
     /// `ibv_qp_type`.
     pub qp_type: u32,
     /// State as Linux counts (`enum rdma_cm_state`): 0 idle, 1 address query, 2 address resolved, 3 route query, 4 route
@@ -160,9 +163,6 @@ pub struct Resources {
     pub cm_ids: Vec<CmIdResource>,
 }
 
-/// Who lists the connection identifiers of a process: its communication manager.
-pub type CmIdSource = Box<dyn Fn() -> Vec<CmIdResource> + Send + Sync>;
-
 /// A number that names one object of the device.
 fn wide(slot: u8, number: u32) -> u32 {
     u32::from(slot) << 24 | (number & 0x00ff_ffff)
@@ -175,10 +175,14 @@ impl Core {
         let mut all = Resources {
             pds: self.registry().live_pds(),
             mrs: self.memory().regions(),
-            cm_ids: self.cm_ids(),
+            cm_ids: cm::list(self),
             ..Resources::default()
         };
         self.lock().engine.nic().list(&mut all);
+        for id in all.cm_ids.iter_mut().filter(|id| id.rqpn.is_some()) {
+            id.lqpn = all.qps.iter().find(|qp| qp.rqpn == id.rqpn).map(|qp| qp.lqpn);
+        }
+        all.cm_ids.iter_mut().for_each(|id| id.cm_idn = wide(slot, id.cm_idn));
         for pd in &mut all.pds {
             (pd.pdn, pd.ctxn) = (wide(slot, pd.pdn), wide(slot, pd.ctxn));
         }

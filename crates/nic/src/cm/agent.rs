@@ -66,7 +66,7 @@ impl OrphanSink for Post {
 /// The communication manager.
 pub(super) struct Agent {
     home: Home,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     inbox: EventQueue<Work>,
 }
 

@@ -10,6 +10,7 @@ mod agent;
 mod devices;
 mod handle;
 mod id;
+mod listing;
 mod multicast;
 mod options;
 mod passive;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, Weak};
 use scalefabric_verbs::{CmChannel, VerbsError};
 
 pub(crate) use agent::Post;
+pub(crate) use listing::list;
 pub(crate) use route::Router;
 
 use crate::provider::SoftwareProvider;

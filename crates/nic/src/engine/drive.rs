@@ -23,7 +23,6 @@ use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::objects::Registry;
 use crate::port::{Closed, Port};
 use crate::process::{Home, Own};
-use crate::resources::{CmIdResource, CmIdSource};
 use crate::ring::atomic::MutexGuard;
 use crate::tables::PortChange;
 use crate::worker::{Drive, Turned};
@@ -81,8 +80,6 @@ pub struct Core {
     caller_turns: AtomicU64,
     /// Polls that found the lock taken: they count as callers that would drive. May miss some of threads that meet here.
     turned_away: AtomicU64,
-    /// Who lists the connection identifiers.
-    cm: Own<OnceLock<CmIdSource>>,
 }
 
 impl std::fmt::Debug for Core {
@@ -178,7 +175,6 @@ impl Core {
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
-            cm: Own::new(OnceLock::new()),
         }))
     }
 
@@ -205,15 +201,6 @@ impl Core {
     /// A context was opened: it hears of ports and of the device. Its number.
     pub(crate) fn listen(&self, events: &Arc<Events>) -> u32 {
         self.lock().engine.nic().fabric.listeners.add(events)
-    }
-
-    /// Who lists the connection identifiers for tools. Only the first one counts.
-    pub fn set_cm_ids(&self, source: CmIdSource) {
-        let _ = self.cm.set(source);
-    }
-
-    pub(crate) fn cm_ids(&self) -> Vec<CmIdResource> {
-        self.cm.get().map_or_else(Vec::new, |source| source())
     }
 
     /// A context was closed.

@@ -54,11 +54,13 @@ impl Inode {
     }
 }
 
+/// Domains of files, each with the mark that tells other processes.
+type Files = HashMap<Inode, (Arc<Xrcd>, Descriptor)>;
+
 /// What a device knows of XRC by name: domains of files, and target QPs by their numbers.
 #[derive(Debug)]
 pub(crate) struct XrcDirectory {
-    /// With the mark that tells other processes.
-    files: Own<Mutex<HashMap<Inode, (Arc<Xrcd>, Descriptor)>>>,
+    files: Own<Mutex<Files>>,
     targets: Own<Mutex<HashMap<Qpn, Arc<XrcTarget>>>>,
 }
 
@@ -68,7 +70,7 @@ impl XrcDirectory {
         Self { files: Own::new(files), targets: Own::new(targets) }
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<Inode, (Arc<Xrcd>, Descriptor)>> {
+    fn files(&self) -> MutexGuard<'_, Files> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

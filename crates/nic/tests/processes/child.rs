@@ -54,11 +54,15 @@ fn survey() -> String {
         let rqpn = qp.rqpn.unwrap_or(0);
         text += &format!("qp slot={} lqpn={} rqpn={rqpn} state={}; ", member.slot, qp.lqpn, qp.state);
         assert!(survey.all(|r| &r.pds).any(|(_, pd)| Some(pd.pdn) == qp.pdn && pd.ctxn == qp.ctxn && pd.users >= 2));
-        assert!(survey.all(|r| &r.cqs).any(|(_, cq)| Some(cq.cqn) == qp.send_cqn && cq.users == 2 && cq.cqe >= 64));
+        assert!(survey.all(|r| &r.cqs).any(|(_, cq)| Some(cq.cqn) == qp.send_cqn && cq.users >= 2 && cq.cqe > 0));
         assert!(survey.all(|r| &r.ctxs).any(|(_, ctx)| ctx.ctxn == qp.ctxn));
     }
     for (member, mr) in survey.all(|r| &r.mrs) {
         text += &format!("mr slot={} mrlen={} key={}; ", member.slot, mr.mrlen, mr.key);
+    }
+    for (member, id) in survey.all(|r| &r.cm_ids) {
+        let (lqpn, rqpn) = (id.lqpn.unwrap_or(0), id.rqpn.unwrap_or(0));
+        text += &format!("cm slot={} state={} ps={} lqpn={lqpn} rqpn={rqpn}; ", member.slot, id.state, id.ps);
     }
     let port = &survey.ports().unwrap()[0];
     let writes = port.counters.iter().find(|(name, _)| name == "rx_write_requests").unwrap().1;

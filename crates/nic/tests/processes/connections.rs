@@ -137,6 +137,23 @@ fn pair(device: &Device) -> (Child, Child) {
 }
 
 #[test]
+fn a_tool_sees_listeners_and_connections() {
+    let device = Device::new("cmres", 96);
+    let (mut server, mut client) = pair(&device);
+    let (_, port) = listen(&mut server, "tcp", device.address());
+    let _pair = establish(&mut server, &mut client, device.address(), &port);
+    let seen = Child::start(&device).ask("survey");
+    let of = |state: u32| -> Vec<&str> {
+        let part = format!(" state={state} ps=262 ");
+        seen.split("; ").filter(|text| text.starts_with("cm ") && text.contains(&part)).collect()
+    };
+    // The client's is on the device that the routing gave it.
+    assert_eq!((of(8).len(), of(5).len()), (1, 1), "{seen}");
+    let qp = seen.split("; ").find(|text| text.starts_with("qp ")).unwrap();
+    assert_eq!((field(of(5)[0], "lqpn"), field(of(5)[0], "rqpn")), (field(qp, "lqpn"), field(qp, "rqpn")), "{seen}");
+}
+
+#[test]
 fn two_processes_connect_talk_and_part() {
     let device = Device::new("cm", 101);
     let (mut server, mut client) = pair(&device);

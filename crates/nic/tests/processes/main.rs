@@ -226,6 +226,29 @@ fn a_process_ends_in_order_while_its_threads_use_the_device() {
 }
 
 #[test]
+fn a_process_in_a_pid_namespace_of_its_own_is_seen_with_the_number_that_the_tool_knows() {
+    if !is_root() {
+        return skip("it takes root to make a PID namespace");
+    }
+    let device = Device::new("pidns", 97);
+    let (mut a, mut tool) = (Child::start(&device), Child::start(&device));
+    a.ask("open");
+    let mut b = Child::start_by(&["unshare", "--pid", "--fork", "--kill-child"], &device);
+    assert_eq!(number(&b.ask("open"), "slot"), 2);
+    exchange(&mut a, &mut b, 4);
+    let seen = tool.ask("survey");
+    let member = seen.split("; ").find(|text| text.starts_with("member slot=2")).unwrap();
+    assert_eq!(number(member, "own"), 1, "{seen}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", number(member, "pid"))).unwrap();
+    assert!(status.contains(&format!("PPid:\t{}\n", b.pid())), "{seen}: {status}");
+    // The other way round, a process that cannot be named is told by the number that it has for itself.
+    let seen = b.ask("survey");
+    assert!(seen.contains(&format!("member slot=1 pid=- own={}", a.pid())), "{seen}");
+    drop(b);
+    parent::until("the slot is not free", || number(&a.ask("slots"), "alive") == 1);
+}
+
+#[test]
 fn a_second_user_is_told_who_holds_the_address_and_what_to_do() {
     if !is_root() {
         return skip("it takes root to become another user");

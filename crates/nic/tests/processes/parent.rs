@@ -97,8 +97,13 @@ impl Child {
     }
 
     pub fn start_in(namespace: &Namespace, device: &Device) -> Self {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace.name()]).arg(device.folder.join("child"));
+        Self::start_by(&["ip", "netns", "exec", namespace.name()], device)
+    }
+
+    /// Starts it by way of another program.
+    pub fn start_by(words: &[&str], device: &Device) -> Self {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(device.folder.join("child"));
         Self::spawn(command, device)
     }
 
