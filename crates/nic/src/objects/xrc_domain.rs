@@ -1,13 +1,11 @@
 //! XRC domains (annex A14): what ties XRC target QPs to XRC SRQs. A domain may be named by a file: every context of this
-//! process that opens it through the same inode has the same domain. Another process cannot: its SRQs are out of reach of
-//! our target QPs, and it is told so.
+//! process that opens it through the same inode has the same domain. Another process that opens it has a domain of its
+//! own: each side of a connection needs no more, and SRQs of other processes are out of reach of our target QPs anyhow.
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +14,7 @@ use scalefabric_verbs::{Errno, QpType, Qpn, VerbsError, XrcDomain, XrcdInit};
 use super::Alive;
 use super::queue_pair::XrcTarget;
 use crate::engine::drive::Core;
-use crate::process::{Descriptor, Making, Own};
+use crate::process::Own;
 
 /// Device and inode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,28 +32,10 @@ impl Inode {
         let stat = unsafe { stat.assume_init() };
         Ok(Self(stat.st_dev, stat.st_ino))
     }
-
-    /// Marks the file as this process's, as long as the mark is held.
-    fn claim(self, device: &str) -> Result<Descriptor, VerbsError> {
-        // SAFETY: always succeeds.
-        let user = unsafe { libc::geteuid() };
-        let name = format!("scalefabric/{user}/{device}/xrcd/{:x}:{:x}", self.0, self.1);
-        // A forked child lets go of it: the domain stays its parent's.
-        let _making = Making::begin();
-        let bound = SocketAddr::from_abstract_name(name.as_bytes()).and_then(|at| UnixDatagram::bind_addr(&at));
-        bound.map(|socket| Descriptor::keep(socket.into())).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => VerbsError::misuse(
-                Errno::EOPNOTSUPP,
-                "another process has the XRC domain of this file: on the software NIC a domain belongs to one process; \
-                 give each its own file, or fd -1",
-            ),
-            _ => VerbsError::environment(Errno::ENOMEM, format!("the XRC domain's file cannot be marked: {error}")),
-        })
-    }
 }
 
-/// Domains of files, each with the mark that tells other processes.
-type Files = HashMap<Inode, (Arc<Xrcd>, Descriptor)>;
+/// Domains of files.
+type Files = HashMap<Inode, Arc<Xrcd>>;
 
 /// What a device knows of XRC by name: domains of files, and target QPs by their numbers.
 #[derive(Debug)]
@@ -121,14 +101,13 @@ impl XrcdObject {
                             "nobody has opened the XRC domain of this file yet, and O_CREAT was not given",
                         ));
                     }
-                    Some((xrcd, _)) => {
+                    Some(xrcd) => {
                         xrcd.handles.fetch_add(1, Ordering::AcqRel);
                         xrcd.clone()
                     }
                     None => {
-                        let mark = inode.claim(&core.config().device.name)?;
                         let xrcd = Arc::new(Xrcd::new(registry.xrcd_number(), Some(inode)));
-                        files.insert(inode, (xrcd.clone(), mark));
+                        files.insert(inode, xrcd.clone());
                         xrcd
                     }
                 }
