@@ -89,7 +89,7 @@ unsafe fn answer(
     }
     let grh = grh.ok_or_else(|| VerbsError::invalid("the GRH is null"))?;
     // The contract answers with a handle, which needs a protection domain; this one is gone at once.
-    let pd = open.verbs.alloc_pd()?;
+    let pd = open.verbs()?.alloc_pd()?;
     let ah = pd.create_ah_from_wc(&received, grh, port_num);
     let av = ah.as_ref().map(|ah| ah.address_vector()).map_err(Clone::clone);
     drop(ah);
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
         };
         // SAFETY: it is ours.
         let open = unsafe { context::open(context)? };
-        let table = open.verbs.query_gid_table()?;
+        let table = open.verbs()?.query_gid_table()?;
         let index = u32::from(attr.grh.sgid_index);
         let source = table.iter().find(|e| e.port_num == attr.port_num && e.gid_index == index);
         let source = source.ok_or_else(|| VerbsError::invalid(format!("GID index {index} is empty")))?;

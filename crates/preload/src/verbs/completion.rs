@@ -69,7 +69,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut abi::Context) -> 
             return Err(stale("open device"));
         }
         // SAFETY: it is ours.
-        let channel = unsafe { context::open(context)? }.verbs.create_comp_channel()?;
+        let channel = unsafe { context::open(context)? }.verbs()?.create_comp_channel()?;
         Ok(Object::make(abi::CompChannel { context, fd: channel.fd(), refcnt: 0 }, ChannelPart { channel }))
     })
 }
@@ -127,7 +127,7 @@ pub unsafe fn create(
         // SAFETY: the caller's promise.
         init.channel = Some(unsafe { beside::<ChannelPart>(channel)? }.part.channel.clone());
     }
-    let cq = open.verbs.create_cq_with(&init)?;
+    let cq = open.verbs()?.create_cq_with(&init)?;
     let (number, cqe) = (cq.cq_num(), cq.cqe());
     // SAFETY: all members may be zero; mutex and condition are initialised below.
     let mut c: abi::CqEx = unsafe { std::mem::zeroed() };
@@ -139,7 +139,7 @@ pub unsafe fn create(
     extend(&mut c);
     let part = CqPart {
         cq,
-        verbs: open.verbs.clone(),
+        verbs: open.verbs()?,
         events_given: AtomicU32::new(0),
         async_events_given: AtomicU32::new(0),
         scratch: UnsafeCell::new([WorkCompletion::default(); BATCH]),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use scalefabric_ibv::abi;
-use scalefabric_verbs::{Context, DeviceMemory, Errno, MemoryRegion, ProtectionDomain, VerbsError};
+use scalefabric_verbs::{Context, DeviceMemory, Errno, MemoryRegion, ProtectionDomain, Provider, VerbsError};
 
 use super::answer::{Outcome, stale};
 use super::object::ROOM;
@@ -37,8 +37,11 @@ struct Tail {
 
 /// An open device.
 pub struct Open {
-    /// The contract behind it.
-    pub verbs: Arc<dyn Context>,
+    verbs: Arc<dyn Context>,
+    /// The process that opened it, and what a forked child has opened in its place.
+    process: u32,
+    child: Mutex<Option<(u32, Arc<dyn Context>)>>,
+    name: String,
     /// What contexts of the same `cmd_fd` share.
     pub shared: Arc<Shared>,
     objects: Mutex<Objects>,
@@ -87,6 +90,24 @@ impl Shared {
 }
 
 impl Open {
+    /// The contract behind it. A child that was forked with a context opens the device for itself at its first call: the
+    /// parent's objects are not its own, but what it makes anew works.
+    pub fn verbs(&self) -> Outcome<Arc<dyn Context>> {
+        let process = std::process::id();
+        if process == self.process {
+            return Ok(self.verbs.clone());
+        }
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*child {
+            Some((by, verbs)) if *by == process => Ok(verbs.clone()),
+            _ => {
+                let verbs = device::provider()?.open(&self.name)?;
+                *child = Some((process, verbs.clone()));
+                Ok(verbs)
+            }
+        }
+    }
+
     /// The objects.
     pub fn objects(&self) -> MutexGuard<'_, Objects> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,7 +202,15 @@ fn make_with(
     let vectors = verbs.query_device()?.num_comp_vectors;
     let (fd, async_fd) = (cmd_fd.as_raw_fd(), verbs.async_fd());
     let context = allocate(device, fd)?;
-    let open = Box::new(Open { verbs, shared, objects: Mutex::default(), _cmd_fd: cmd_fd });
+    let open = Box::new(Open {
+        name: verbs.device().name,
+        process: std::process::id(),
+        child: Mutex::new(None),
+        verbs,
+        shared,
+        objects: Mutex::default(),
+        _cmd_fd: cmd_fd,
+    });
     // SAFETY: `allocate` gives a context within a block that holds a `Tail`, zero but for what it says.
     unsafe {
         (*context).cmd_fd = fd;

@@ -77,7 +77,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::Context) -> *mut abi::P
         }
         // SAFETY: it is ours.
         let open = unsafe { context::open(context)? };
-        let (pd, handle) = (open.verbs.alloc_pd()?, next_handle());
+        let (pd, handle) = (open.verbs()?.alloc_pd()?, next_handle());
         open.shared.exports().pds.insert(handle, Arc::downgrade(&pd));
         Ok(make_pd(context, handle, pd, None))
     })
@@ -113,7 +113,14 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::Pd) -> c_int {
             ));
         }
         match object.part.parent {
-            None => object.part.pd.destroy()?,
+            None => {
+                object.part.pd.destroy()?;
+                // SAFETY: a live object has a context.
+                if let Ok(open) = unsafe { context::open((*pd).context) } {
+                    // SAFETY: as above.
+                    open.shared.exports().pds.remove(&unsafe { (*pd).handle });
+                }
+            }
             Some((below, td)) => {
                 // SAFETY: both were counted when this was made, so that they live.
                 unsafe {
@@ -261,7 +268,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut abi::Context, attr: *mut abi::Al
         if attr.comp_mask != 0 {
             return Err(VerbsError::invalid(format!("comp_mask {:#x} has unknown bits", attr.comp_mask)));
         }
-        let dm = open.verbs.alloc_dm(attr.length as u64, attr.log_align_req)?;
+        let dm = open.verbs()?.alloc_dm(attr.length as u64, attr.log_align_req)?;
         let handle = next_handle();
         open.shared.exports().dms.insert(handle, Arc::downgrade(&dm));
         Ok(make_dm(context, handle, dm))
@@ -289,6 +296,9 @@ pub unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
         // SAFETY: it is ours, since the operation is.
         unsafe {
             of::<DmPart>(dm)?.part.dm.destroy()?;
+            if let Ok(open) = context::open((*dm).context) {
+                open.shared.exports().dms.remove(&(*dm).handle);
+            }
             Object::<DmPart>::bury(dm);
         }
         Ok(())
@@ -346,11 +356,22 @@ pub unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut abi::Dm) -> c_int {
     -1
 }
 
+/// Device memory is copied by whole words, as with the NICs that have some: a program that works here works there.
+fn check_words(offset: u64, length: usize) -> Outcome {
+    if offset % 4 != 0 || length % 4 != 0 {
+        return Err(VerbsError::invalid(format!(
+            "{length} bytes at offset {offset} of device memory: both must be multiples of 4"
+        )));
+    }
+    Ok(())
+}
+
 unsafe extern "C" fn memcpy_to_dm(dm: *mut abi::Dm, offset: u64, host: *const c_void, length: usize) -> c_int {
     status("ibv_memcpy_to_dm", || {
         // SAFETY: it is ours, since the operation is; the program's bytes.
         unsafe {
             let dm = of::<DmPart>(dm)?;
+            check_words(offset, length)?;
             let bytes = if length == 0 { &[] } else { std::slice::from_raw_parts(host.cast::<u8>(), length) };
             dm.part.dm.write(offset, bytes)
         }
@@ -362,6 +383,7 @@ unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, dm: *mut abi::Dm, offset:
         // SAFETY: it is ours, since the operation is; the program's bytes.
         unsafe {
             let dm = of::<DmPart>(dm)?;
+            check_words(offset, length)?;
             let bytes = if length == 0 { &mut [] } else { std::slice::from_raw_parts_mut(host.cast::<u8>(), length) };
             dm.part.dm.read(offset, bytes)
         }

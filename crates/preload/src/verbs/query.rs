@@ -130,7 +130,7 @@ pub unsafe extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi
     status("ibv_query_device", || {
         need(attr, "device_attr")?;
         // SAFETY: a context of ours, or null; the program's structure.
-        unsafe { *attr = device_attr(&open(context)?.verbs.query_device()?) };
+        unsafe { *attr = device_attr(&open(context)?.verbs()?.query_device()?) };
         Ok(())
     })
 }
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn query_device_ex(
             return Err(VerbsError::invalid(format!("{attr_size} bytes do not hold an ibv_device_attr_ex")));
         }
         // SAFETY: a context of ours, or null.
-        let device = unsafe { open(context)? }.verbs.query_device()?;
+        let device = unsafe { open(context)? }.verbs()?.query_device()?;
         // RC, UC and UD: bits 2, 3 and 4 of `supported_qpts`.
         let qpts = if device.rate_limit_max > 0 { 0b1_1100 } else { 0 };
         let all = abi::DeviceAttrEx {
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn query_port(
     status("ibv_query_port", || {
         need(attr, "port_attr")?;
         // SAFETY: a context of ours, or null; the program says how much room there is.
-        unsafe { give(&port_attr(&open(context)?.verbs.query_port(port_num)?), attr, attr_size) };
+        unsafe { give(&port_attr(&open(context)?.verbs()?.query_port(port_num)?), attr, attr_size) };
         Ok(())
     })
 }
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut abi::Context, port_n
     status("ibv_query_port_speed", || {
         need(speed, "port_speed")?;
         // SAFETY: a context of ours, or null.
-        let attr = unsafe { open(context)? }.verbs.query_port(port(port_num)?)?;
+        let attr = unsafe { open(context)? }.verbs()?.query_port(port(port_num)?)?;
         let mbps = if attr.active_speed_ex > 0 { attr.active_speed_ex } else { 100_000 };
         // SAFETY: the program's word.
         unsafe { *speed = u64::from(mbps / 100) };
@@ -294,7 +294,7 @@ pub unsafe extern "C" fn ibv_query_gid(
         need(gid, "gid")?;
         let index = u32::try_from(index).map_err(|_| VerbsError::invalid(format!("GID index {index} is negative")))?;
         // SAFETY: a context of ours, or null; the program's 16 bytes.
-        unsafe { *gid = open(context)?.verbs.query_gid(port_num, index)?.0 };
+        unsafe { *gid = open(context)?.verbs()?.query_gid(port_num, index)?.0 };
         Ok(0)
     })
 }
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     or_minus("ibv_query_gid_type", || {
         need(gid_type, "type")?;
         // SAFETY: a context of ours, or null.
-        unsafe { open(context)? }.verbs.query_gid(port_num, index)?;
+        unsafe { open(context)? }.verbs()?.query_gid(port_num, index)?;
         // SAFETY: the program's word.
         unsafe { *gid_type = 1 };
         Ok(0)
@@ -361,8 +361,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
         // SAFETY: a context of ours, or null.
         let open = unsafe { open(context)? };
         let port_num = port(port_num)?;
-        let gid = open.verbs.query_gid(port_num, gid_index)?;
-        let table = open.verbs.query_gid_table()?;
+        let gid = open.verbs()?.query_gid(port_num, gid_index)?;
+        let table = open.verbs()?.query_gid_table()?;
         let found = table.iter().find(|e| e.port_num == port_num && e.gid_index == gid_index);
         let Some(found) = found.filter(|_| !gid.is_zero()) else {
             return Err(VerbsError::misuse(Errno::ENODATA, format!("GID index {gid_index} is empty")));
@@ -403,7 +403,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     or_negative("ibv_query_gid_table", || {
         check_gid_flags(flags)?;
         // SAFETY: a context of ours, or null.
-        let table = unsafe { open(context)? }.verbs.query_gid_table()?;
+        let table = unsafe { open(context)? }.verbs()?.query_gid_table()?;
         let there: Vec<_> = table.iter().filter(|entry| !entry.gid.is_zero()).collect();
         if there.len() > max_entries || (entries.is_null() && !there.is_empty()) {
             return Err(VerbsError::invalid(format!("{} GIDs do not fit {max_entries} entries", there.len())));
@@ -436,7 +436,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
         let index = u16::try_from(index)
             .map_err(|_| VerbsError::invalid(format!("P_Key index {index} is beyond the table")))?;
         // SAFETY: a context of ours, or null; the program's word.
-        unsafe { *pkey = open(context)?.verbs.query_pkey(port_num, index)?.0.to_be() };
+        unsafe { *pkey = open(context)?.verbs()?.query_pkey(port_num, index)?.0.to_be() };
         Ok(0)
     })
 }
@@ -453,7 +453,7 @@ pub unsafe extern "C" fn ibv_get_pkey_index(context: *mut abi::Context, port_num
     }
     or_minus("ibv_get_pkey_index", || {
         // SAFETY: a context of ours, or null.
-        let verbs = &unsafe { open(context)? }.verbs;
+        let verbs = unsafe { open(context)? }.verbs()?;
         let length = verbs.query_port(port_num)?.pkey_tbl_len;
         for index in 0..length {
             if verbs.query_pkey(port_num, index)?.0.to_be() == pkey {
@@ -479,7 +479,7 @@ pub unsafe extern "C" fn query_rt_values(context: *mut abi::Context, values: *mu
         }
         if values.comp_mask & RAW_CLOCK != 0 {
             // SAFETY: a context of ours, or null.
-            let raw = unsafe { open(context)? }.verbs.query_rt_values()?;
+            let raw = unsafe { open(context)? }.verbs()?.query_rt_values()?;
             // A raw clock is told in its own units, as `tv_nsec` of a time without seconds.
             values.raw_clock.tv_sec = 0;
             values.raw_clock.tv_nsec = raw as i64;

@@ -122,7 +122,7 @@ unsafe fn create(asked: &Asked) -> Outcome<*mut abi::Qp> {
     let qp: Arc<dyn QueuePair> = if qp_type == QpType::XrcRecv {
         // SAFETY: what the program passes.
         let xrcd = unsafe { beside::<XrcdPart>(asked.xrcd)? };
-        open.verbs.create_xrc_target(&xrcd.part.xrcd)?
+        open.verbs()?.create_xrc_target(&xrcd.part.xrcd)?
     } else {
         // SAFETY: what the program passes.
         let (pd, send_cq, srq) = unsafe {
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn open_qp(context: *mut abi::Context, attr: *mut abi::QpO
         }
         // SAFETY: what the program passes.
         let xrcd = unsafe { beside::<XrcdPart>(attr.xrcd)? };
-        let qp = open.verbs.open_qp(&xrcd.part.xrcd, Qpn::new(attr.qp_num))?;
+        let qp = open.verbs()?.open_qp(&xrcd.part.xrcd, Qpn::new(attr.qp_num))?;
         // SAFETY: all members may be zero; mutex and condition are initialised below.
         let mut c: abi::QpEx = unsafe { std::mem::zeroed() };
         c.base.context = context;
@@ -280,6 +280,15 @@ pub unsafe extern "C" fn open_qp(context: *mut abi::Context, attr: *mut abi::QpO
     })
 }
 
+/// Attributes of the other end of an XRC connection: programs give both ends the same mask, and Linux's uverbs drops these.
+fn meaningless(qp_type: QpType) -> QpAttrMask {
+    match qp_type {
+        QpType::XrcSend => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+        QpType::XrcRecv => QpAttrMask::MAX_QP_RD_ATOMIC | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY,
+        _ => QpAttrMask::empty(),
+    }
+}
+
 /// `ibv_modify_qp`.
 ///
 /// # Safety
@@ -295,7 +304,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut abi::Qp, attr: *mut abi::QpAttr,
         // SAFETY: it is ours, or null; the program's structure, or null.
         unsafe {
             let object = of::<QpPart>(qp.cast())?;
-            let mask = attribute::mask(attr_mask)?;
+            let mask = attribute::mask(attr_mask)? - meaningless(object.part.qp_type);
             let attr = attr.as_ref().ok_or_else(|| VerbsError::invalid("ibv_qp_attr is null"))?;
             object.part.qp.modify(&attribute::qp_attr(attr, mask)?, mask)?;
             if mask.contains(QpAttrMask::STATE) {

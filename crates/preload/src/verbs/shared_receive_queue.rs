@@ -265,7 +265,7 @@ pub unsafe extern "C" fn open_xrcd(context: *mut abi::Context, attr: *mut abi::X
         }
         let init =
             XrcdInit { fd: (attr.fd != -1).then_some(attr.fd), create, exclusive: attr.oflags & libc::O_EXCL != 0 };
-        let xrcd = open.verbs.open_xrcd_with(&init)?;
+        let xrcd = open.verbs()?.open_xrcd_with(&init)?;
         Ok(Object::make(abi::Xrcd { context }, XrcdPart { xrcd }))
     })
 }

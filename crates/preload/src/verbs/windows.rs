@@ -76,7 +76,8 @@ pub unsafe fn bind<'a>(mw: *mut abi::Mw, rkey: u32, info: &abi::MwBindInfo) -> O
         mr: region.map(|region| &*region.part.mr),
         addr: info.addr,
         length: info.length,
-        access: AccessFlags::from_raw(info.mw_access_flags)?,
+        // What a region grants locally means nothing to a window; programs give it all the same, and drivers take it.
+        access: AccessFlags::from_raw(info.mw_access_flags)? - AccessFlags::LOCAL_WRITE,
     })
 }
 
