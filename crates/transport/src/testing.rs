@@ -135,6 +135,8 @@ pub struct TestHost {
     pub flushed: Vec<RemoteAccess>,
     /// Ring space given back: the next WQE index that is still in use.
     pub retired: u32,
+    /// What `retired` was when each send completion was placed.
+    pub retired_at_completion: Vec<u32>,
     sends: VecDeque<PostedSend>,
     next_send: u32,
     recvs: VecDeque<PostedRecv>,
@@ -175,6 +177,7 @@ impl TestHost {
             invalidated: Vec::new(),
             flushed: Vec::new(),
             retired: 0,
+            retired_at_completion: Vec::new(),
             sends: VecDeque::new(),
             next_send: 0,
             recvs: VecDeque::new(),
@@ -368,6 +371,7 @@ impl Host for TestHost {
 
     fn complete_send(&mut self, wc: &WorkCompletion) {
         self.sent.push(*wc);
+        self.retired_at_completion.push(self.retired);
     }
 
     fn scatter_send(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalFault> {

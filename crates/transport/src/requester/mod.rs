@@ -421,6 +421,8 @@ impl Requester {
             WcStatus::WrFlushErr => host.count(Counter::CqeFlushErrors, 1),
             _ => host.count(Counter::CqeErrors, 1),
         }
+        // First the ring space, then the completion: who sees it may post at once into a queue that was full.
+        host.retire_sends(wqe.index.wrapping_add(1));
         let opcode = wqe.op.kind().rule().completes_as;
         let byte_len = match opcode {
             WcOpcode::RdmaRead => wqe.length,

@@ -23,6 +23,20 @@ fn a_fenced_request_waits_for_reads_and_atomics_but_not_for_writes() {
 }
 
 #[test]
+fn ring_space_is_free_before_its_completion_is_seen() {
+    let mut d = Dialogue::rc(|_| ());
+    d.side.host.regions.push(Region { key: 0x77, ..d.side.host.regions[0] });
+    d.post(1, WRITE, 8);
+    d.post(2, READ, 8);
+    d.side.host.post_send(3, WqeOp::LocalInv { rkey: RKey(0x77) }, SIGNALED, &[]);
+    d.sends();
+    d.ack(0);
+    d.read_response(Only, 1, &[0; 8]);
+    assert_eq!(d.completions(), [(1, Success), (2, Success), (3, Success)]);
+    assert_eq!(d.side.host.retired_at_completion, [1, 2, 3]);
+}
+
+#[test]
 fn a_request_without_fence_does_not_wait() {
     let mut d = Dialogue::rc(|_| ());
     d.post(1, READ, 8);
