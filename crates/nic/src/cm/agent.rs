@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use scalefabric_transport::Time;
 use scalefabric_transport::cm::{Connection, Event, QpPath, Query, State as Stand};
-use scalefabric_verbs::{AddressVector, CmEvent, Errno, VerbsError};
+use scalefabric_verbs::{AddressVector, CmEvent, Errno, Gid, VerbsError};
 use scalefabric_wire::cm::CmMad;
 
 use super::devices::Device;
@@ -34,6 +34,10 @@ pub(super) enum Work {
     Message(Arc<Core>, GsiDatagram),
     /// A process has died and left connections.
     Orphans(Arc<Core>, Vec<Orphan>),
+    /// An address of a port has gone.
+    AddressGone(Arc<Core>, u8, Gid),
+    /// A device has gone.
+    DeviceGone(Arc<Core>),
     /// There is an earlier deadline.
     Look,
 }
@@ -54,6 +58,14 @@ impl Post {
 impl GsiSink for Post {
     fn take(&self, core: &Arc<Core>, datagrams: Vec<GsiDatagram>) {
         Self::leave(datagrams.into_iter().map(|datagram| Work::Message(core.clone(), datagram)));
+    }
+
+    fn address_gone(&self, core: &Arc<Core>, port_num: u8, gid: Gid) {
+        Self::leave(std::iter::once(Work::AddressGone(core.clone(), port_num, gid)));
+    }
+
+    fn device_gone(&self, core: &Arc<Core>) {
+        Self::leave(std::iter::once(Work::DeviceGone(core.clone())));
     }
 }
 
@@ -102,7 +114,7 @@ pub(super) struct Asking {
 
 /// An answer to a SIDR_REQ, kept for duplicates.
 pub(super) struct Answered {
-    pub(super) from: scalefabric_verbs::Gid,
+    pub(super) from: Gid,
     pub(super) request_id: u32,
     pub(super) mad: Option<CmMad>,
     pub(super) until: Time,
@@ -197,6 +209,8 @@ impl Agent {
                 match work {
                     Work::Message(core, datagram) => state.receive(&self, &core, &datagram, clock::now()),
                     Work::Orphans(core, orphans) => state.adopt(&core, orphans, clock::now()),
+                    Work::AddressGone(core, port_num, gid) => state.address_gone(&core, port_num, gid),
+                    Work::DeviceGone(core) => state.device_gone(&core, clock::now()),
                     Work::Look => {}
                 }
             }
@@ -340,7 +354,7 @@ impl Link {
         }
     }
 
-    fn path_source(&self) -> scalefabric_verbs::Gid {
+    fn path_source(&self) -> Gid {
         let held = self.core.lock();
         let port = held.engine.tables().port(self.av.port_num);
         port.and_then(|port| port.gid(u32::from(self.av.sgid_index))).unwrap_or_default()

@@ -24,6 +24,8 @@ pub(super) enum Stage {
     Connect,
     Disconnect,
     Listen,
+    /// Its device is gone: it can only be destroyed.
+    Removed,
 }
 
 /// An identifier.
@@ -98,6 +100,12 @@ impl Id {
     pub(super) fn expect(&self, call: &str, stages: &[Stage]) -> Result<(), VerbsError> {
         if stages.contains(&self.stage) {
             return Ok(());
+        }
+        if self.stage == Stage::Removed {
+            return Err(VerbsError::environment(
+                Errno::EIO,
+                format!("{call} on identifier {}: its device is gone (DEVICE_REMOVAL); destroy it", self.number),
+            ));
         }
         Err(VerbsError::invalid(format!(
             "{call} on identifier {} in state {:?}: it needs {stages:?}",

@@ -7,6 +7,7 @@
 
 mod active;
 mod agent;
+mod change;
 mod devices;
 mod handle;
 mod id;

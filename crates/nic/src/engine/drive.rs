@@ -258,7 +258,11 @@ impl Core {
 
     /// Changes a port's tables and raises the event that belongs to it.
     pub fn change_port(&self, port_num: u8, change: &PortChange) -> Result<(), VerbsError> {
-        self.lock().engine.nic().change_port(port_num, change)
+        self.lock().engine.nic().change_port(port_num, change)?;
+        if let (PortChange::RemoveGid { gid }, Some(sink), Some(core)) = (change, self.gsi.get(), self.own.upgrade()) {
+            sink.address_gone(&core, port_num, *gid);
+        }
+        Ok(())
     }
 
     /// `set_pkey` of a port: raises PKEY_CHANGE if it changed.
@@ -273,6 +277,10 @@ impl Core {
         let State { engine, ports } = &mut *held;
         engine.fail_all(now, ports);
         engine.nic().fabric.listeners.tell_all(EventType::DeviceFatal, scalefabric_verbs::EventSubject::Device);
+        drop(held);
+        if let (Some(sink), Some(core)) = (self.gsi.get(), self.own.upgrade()) {
+            sink.device_gone(&core);
+        }
     }
 
     /// One turn at a time that the caller says: for tests and the simulator. Time never goes back.

@@ -25,6 +25,12 @@ const SEND_ONLY: Opcode = match Opcode::find(Service::Ud, Operation::Send, Posit
 pub trait GsiSink: Send + Sync {
     /// Takes what a turn brought. Called without the engine's lock, by whoever turned the engine; must not wait.
     fn take(&self, core: &Arc<Core>, datagrams: Vec<GsiDatagram>);
+
+    /// An address of a port, from 1, has gone. Must not wait.
+    fn address_gone(&self, core: &Arc<Core>, port_num: u8, gid: Gid);
+
+    /// The device has gone. Must not wait.
+    fn device_gone(&self, core: &Arc<Core>);
 }
 
 /// Decides which process of a shared device a datagram for QP 1 is for: the socket behind QP 1 belongs to all of them (D1).

@@ -339,6 +339,12 @@ fn two_namespaces_are_two_hosts_for_the_connection_manager_too() {
     talk(&mut server, &mut client, &pair);
     part(&mut server, &mut client, &pair);
     multicast(&mut server, &mut client);
+    // An address that goes away is told to those who use it.
+    let id = client.cm("id tcp 6");
+    client.ok(&format!("bind {id} fd88::2 0"));
+    right.ip("addr del fd88::2/64 dev veth0");
+    assert_eq!(field(&client.event("AddrChange"), "id"), id);
+    client.quiet();
 }
 
 /// The link-local address of `veth0` there, as the other side calls it.
@@ -373,4 +379,26 @@ fn multicast(server: &mut Child, client: &mut Child) {
             assert_eq!(side.cm(&format!("destroy {id}")), "1");
         }
     }
+}
+
+#[test]
+fn a_device_that_fails_is_removed_from_its_identifiers() {
+    let device = Device::new("cmgone", 109);
+    let mut options = Options::default();
+    options.read_toml(&device.config()).unwrap();
+    let provider = SoftwareProvider::new(options.clone());
+    let (mut server, mut client) = (Application::new(provider.clone()), Application::new(provider.clone()));
+    let (_, port) = listen(&mut server, "tcp", device.address());
+    let (other, id) = establish(&mut server, &mut client, device.address(), &port);
+    provider.open_software(&options.devices[0].name).unwrap().core().fail_device();
+    assert_eq!(field(&client.event("DeviceRemoval"), "id"), id);
+    let both = [
+        field(&server.event("DeviceRemoval"), "id").to_owned(),
+        field(&server.event("DeviceRemoval"), "id").to_owned(),
+    ];
+    assert!(both.contains(&other), "the listener and its connection: {both:?}");
+    assert!(client.cm(&format!("route {id}")).starts_with("error EIO"));
+    client.quiet();
+    // ADDR_RESOLVED, ROUTE_RESOLVED, CONNECT_RESPONSE, DEVICE_REMOVAL.
+    assert_eq!(client.cm(&format!("destroy {id}")), "4");
 }
