@@ -11,7 +11,7 @@ use scalefabric_wire::cm::{CommId, IpAddressing, ServiceId};
 
 use super::agent::{Link, State};
 use super::devices::{self, Device, Place, destination, is_link_local, scope_of, source_for, with_port};
-use super::id::{Id, Stage};
+use super::id::{Claimed, Id, Stage};
 use crate::clock;
 use crate::provider::SoftwareProvider;
 use crate::share::connections::{Claim, Refused};
@@ -81,11 +81,7 @@ impl State {
         Ok(())
     }
 
-    fn claim_free(
-        &mut self,
-        claim: &Claim,
-        devices: &[Arc<Device>],
-    ) -> Result<(u16, Vec<(Arc<Device>, usize)>), VerbsError> {
+    fn claim_free(&mut self, claim: &Claim, devices: &[Arc<Device>]) -> Result<(u16, Vec<Claimed>), VerbsError> {
         let span = u32::from(EPHEMERAL.end - EPHEMERAL.start);
         let start = self.draw() as u32 % span;
         for step in 0..span {
@@ -303,8 +299,8 @@ fn in_use(refused: Refused, claim: &Claim) -> VerbsError {
 }
 
 /// Takes a port on all devices or on none.
-fn take(claim: &Claim, devices: &[Arc<Device>]) -> Result<Vec<(Arc<Device>, usize)>, Refused> {
-    let mut claims: Vec<(Arc<Device>, usize)> = Vec::new();
+fn take(claim: &Claim, devices: &[Arc<Device>]) -> Result<Vec<Claimed>, Refused> {
+    let mut claims: Vec<Claimed> = Vec::new();
     for device in devices {
         match device.segment().claim_port(device.slot(), claim) {
             Ok(index) => claims.push((device.clone(), index)),

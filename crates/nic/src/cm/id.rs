@@ -28,6 +28,9 @@ pub(super) enum Stage {
     Removed,
 }
 
+/// A device, and the record of a port in its segment.
+pub(super) type Claimed = (Arc<Device>, usize);
+
 /// An identifier.
 #[derive(Debug)]
 pub(super) struct Id {
@@ -42,7 +45,7 @@ pub(super) struct Id {
     pub(super) peer: Option<SocketAddr>,
     pub(super) place: Option<Place>,
     /// Records of its port in the segments of its devices: one, or all for any address.
-    pub(super) claims: Vec<(Arc<Device>, usize)>,
+    pub(super) claims: Vec<Claimed>,
     pub(super) route: Option<PathRecord>,
     pub(super) link: Option<u32>,
     pub(super) question: Option<u32>,

@@ -72,5 +72,6 @@ fn number(stage: Stage) -> u32 {
         Stage::Disconnect => 6,
         Stage::AddrBound => 7,
         Stage::Listen => 8,
+        Stage::Removed => 9,
     }
 }

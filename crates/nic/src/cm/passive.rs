@@ -1,7 +1,6 @@
 //! Listening and answering, and the end of things: disconnecting, destroying, moving to another channel.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 
 use scalefabric_transport::cm::{Reply, Side, State as Stand, request};
 use scalefabric_verbs::cm::{MAX_ACCEPT_PRIVATE_DATA, MAX_REJECT_PRIVATE_DATA, reject_reason};
@@ -11,7 +10,6 @@ use super::active::too_long;
 use super::agent::State;
 use super::id::Stage;
 use crate::clock;
-use crate::completion::EventQueue;
 
 /// Requests that a listener queues, at most: the kernel's limit.
 const MAX_BACKLOG: u32 = 1024;
@@ -171,7 +169,7 @@ impl State {
             self.refuse_service(&asked, &[]);
         }
         let joins: Vec<u32> = self.joins.iter().filter(|(_, join)| join.id == number).map(|(&n, _)| n).collect();
-        joins.iter().for_each(|join| drop(self.joins.remove(join)));
+        self.joins.retain(|join, _| !joins.contains(join));
         let mut children = Vec::new();
         if let Some(queue) = self.channels.get(&id.channel) {
             queue.forget(|event| {
@@ -216,12 +214,12 @@ impl State {
 
     /// Moves an identifier and its undelivered events to another channel.
     pub(super) fn migrate(&mut self, number: u32, to: u32) -> Result<u32, VerbsError> {
-        let queues = |state: &Self, from: u32| -> Option<(Arc<EventQueue<CmEvent>>, Arc<EventQueue<CmEvent>>)> {
-            Some((state.channels.get(&from)?.clone(), state.channels.get(&to)?.clone()))
-        };
         let from = self.id(number)?.channel;
-        let (old, new) =
-            queues(self, from).ok_or_else(|| VerbsError::invalid("the channel to migrate to is closed"))?;
+        let queue = |channel: u32| {
+            let queue = self.channels.get(&channel).cloned();
+            queue.ok_or_else(|| VerbsError::invalid("the channel to migrate to is closed"))
+        };
+        let (old, new) = (queue(from)?, queue(to)?);
         let joins: Vec<u32> = self.joins.iter().filter(|(_, join)| join.id == number).map(|(&n, _)| n).collect();
         if from != to {
             old.forget(|event| {

@@ -14,6 +14,8 @@ pub struct Repeat {
 }
 
 /// What a timer brought.
+// One of them is large, and it is not kept.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 pub enum Due {
     /// Not yet.
