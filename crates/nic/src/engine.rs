@@ -9,6 +9,7 @@ pub mod control;
 pub mod doorbell;
 pub mod drive;
 pub mod entry;
+mod faulted;
 pub mod gate;
 pub mod gsi;
 
@@ -111,6 +112,7 @@ impl Engine {
             fallback_ports: vec![0xc000; ports],
             serial: 0,
             blocked: false,
+            faults: None,
         };
         let nic = Nic {
             ingress: Ingress::new(config.slot, config.solve_ip_ids),
@@ -168,6 +170,9 @@ impl Engine {
         let now = now.max(nic.last);
         nic.last = now;
         nic.begin(now, ports);
+        if nic.fabric.faults.is_some() {
+            nic.run_faults(now, &access, ports);
+        }
         let mut taken = 0;
         if now.since(nic.received) >= budget.receive_gap_ns {
             nic.received = now;
@@ -186,6 +191,9 @@ impl Engine {
             nic.held += taken;
         } else {
             nic.acknowledge(now, &access, ports);
+        }
+        if nic.fabric.faults.is_some() {
+            nic.fail_faulted(now, &access, ports);
         }
         progressed |= nic.flush(ports);
         drop(access);
@@ -534,10 +542,11 @@ impl Nic {
     /// The next time at which a QP or a CQ has something to do.
     fn deadline(&self) -> Option<Time> {
         let timers = self.timers.first();
-        if self.fabric.late.is_empty() {
+        if self.fabric.late.is_empty() && self.fabric.faults.is_none() {
             return timers;
         }
-        [timers, self.fabric.late_deadline()].into_iter().flatten().min()
+        let faults = self.fabric.faults.as_ref().and_then(|faults| faults.deadline());
+        [timers, self.fabric.late_deadline(), faults].into_iter().flatten().min()
     }
 
     /// Adds to a port's counters outside a turn.

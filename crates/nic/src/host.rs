@@ -22,6 +22,7 @@ use crate::counters::Batch;
 use crate::egress::{Egress, Way};
 use crate::engine::entry::{CqEntry, NO_CQ, QpSide, Route, Slots, SrqShared};
 use crate::events::Listeners;
+use crate::faults::{DeviceFaults, Fate};
 use crate::memory::{Access, PdId, Peer};
 use crate::port::Port;
 use crate::tables::Tables;
@@ -57,6 +58,8 @@ pub struct Fabric {
     pub serial: u64,
     /// A QP was found to have no room in this turn.
     pub blocked: bool,
+    /// Faults of the device; mostly there are none.
+    pub(crate) faults: Option<Box<DeviceFaults>>,
 }
 
 impl Fabric {
@@ -404,6 +407,11 @@ impl Host for QpHost<'_, '_> {
     }
 
     fn take_recv(&mut self, xrc_srqn: Option<Srqn>) -> Result<Option<RecvWqe>, AccessFault> {
+        if let Some(faults) = &mut self.fabric.faults
+            && faults.taking_recv(self.now, self.side.shared.index())
+        {
+            return Ok(None);
+        }
         let srq = match xrc_srqn {
             Some(srqn) => Some(xrc_srq(&self.fabric.srqs, srqn, self.side.xrcd).ok_or(AccessFault::WrongPd)?),
             None => self.side.srq.as_ref(),
@@ -487,12 +495,23 @@ impl Host for QpHost<'_, '_> {
 
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
         let at = self.route(packet);
-        let Self { side, fabric, memory, .. } = self;
-        let Fabric { datagrams, egress, tables, srqs, batches, blocked, .. } = &mut **fabric;
+        let Self { side, fabric, memory, now, .. } = self;
+        let Fabric { datagrams, egress, tables, srqs, batches, blocked, faults, .. } = &mut **fabric;
         let route = match at {
             RouteAt::Path(which) => &side.routes[which],
             RouteAt::Datagram(place) => &datagrams[place].1,
         };
+        if let Some(faults) = faults {
+            let (bth, to) = (&packet.headers.bth, route.av.dgid.to_ip());
+            match faults.sending(*now, side.shared.index(), bth.dest_qp, to, bth.opcode.byte()) {
+                Fate::Sent => {}
+                Fate::Lost => {
+                    batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::Fault);
+                    return Ok(());
+                }
+                Fate::Ends(status) => return Err(EmitError::Status(status)),
+            }
+        }
         let port_num = route.av.port_num;
         let active = tables.port(port_num).is_some_and(|port| port.is_active());
         let (Some(way), true) = (&route.way, active) else {

@@ -13,6 +13,7 @@ pub mod discovery;
 pub mod egress;
 pub mod engine;
 pub mod events;
+pub mod faults;
 pub mod host;
 pub mod ingress;
 pub mod manual;

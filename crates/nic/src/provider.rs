@@ -23,6 +23,7 @@ use crate::config::{NicConfig, PortConfig};
 use crate::counters::CountersHandle;
 use crate::discovery::{self, DevicePlan};
 use crate::engine::drive::{Core, Kick};
+use crate::faults::FaultSetup;
 use crate::netlink;
 use crate::objects::NicContext;
 use crate::options::Options;
@@ -200,6 +201,7 @@ struct OpenDevice {
     membership: Arc<Membership>,
     worker: OnceLock<Weak<Worker>>,
     faults: Vec<Arc<FaultCounters>>,
+    device_faults: Option<FaultSetup>,
     capture: Option<Arc<Capture>>,
 }
 
@@ -222,6 +224,7 @@ impl OpenDevice {
         let receive = ReceiveOptions { buffer_bytes: options.receive_buffer, reuse_port: options.share };
         let membership = Membership::open(plan, receive, options.share)?;
         let capture = options.capture_path().map(|path| capture(&path)).transpose()?;
+        let device_faults = options.faults.as_ref().map(|spec| FaultSetup::new(spec, capture.clone()));
         let mut faults = Vec::new();
         let mut ports: Vec<Box<dyn Port>> = Vec::new();
         let mut counters: Vec<CountersHandle> = Vec::new();
@@ -235,11 +238,11 @@ impl OpenDevice {
             };
             let port = UdpPort::new(membership.sockets(index).clone(), membership.neighbours(index), udp);
             let tape = capture.as_ref().map(|capture| capture.tape(&format!("{name}/{}", index + 1)));
-            ports.push(match (&options.faults, tape) {
-                (Some(spec), tape) => {
+            ports.push(match (&device_faults, tape) {
+                (Some(FaultSetup { spec, watch, .. }), tape) => {
                     // Two ports must not have the same luck.
                     let spec = FaultSpec { seed: spec.seed.wrapping_add(index as u64), ..spec.clone() };
-                    let port = FaultPort::new(port, &spec, tape);
+                    let port = FaultPort::new(port, &spec, tape).with_watch(watch);
                     faults.push(port.counters().clone());
                     Box::new(port)
                 }
@@ -249,8 +252,17 @@ impl OpenDevice {
             counters.push(Arc::new(SlotCounters::new(membership.segment().clone(), membership.slot(), index)));
         }
         let core = Core::new(config(plan, options, &membership), ports, counters)?;
-        let device =
-            Arc::new(Self { core: Arc::downgrade(&core), membership, worker: OnceLock::new(), faults, capture });
+        if let Some(setup) = &device_faults {
+            core.install_faults(setup);
+        }
+        let device = Arc::new(Self {
+            core: Arc::downgrade(&core),
+            membership,
+            worker: OnceLock::new(),
+            faults,
+            device_faults,
+            capture,
+        });
         let sources = (0..plan.ports.len()).map(|i| device.membership.sockets(i).clone() as Arc<dyn Source>).collect();
         let drive: Weak<dyn Drive> = Arc::downgrade(&core) as Weak<dyn Drive>;
         let worker = Worker::start(name, drive, sources, Some(device.membership.clone()), options.worker)
@@ -505,6 +517,10 @@ impl Context for SoftwareContext {
         add("rx_taken_over", udp.taken_over.load(Ordering::Relaxed));
         if let Some(faults) = self.device.faults.get(index) {
             faults.all().into_iter().for_each(|(name, value)| add(name, value));
+        }
+        // Those of the device stand with its first port, so that they are counted once.
+        if let (0, Some(setup)) = (index, &self.device.device_faults) {
+            setup.counters.all().into_iter().for_each(|(name, value)| add(name, value));
         }
         Ok(all)
     }

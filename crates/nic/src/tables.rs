@@ -236,6 +236,16 @@ impl Tables {
         Ok(event)
     }
 
+    /// Puts an address back into the slot that it had, which its QPs still name. False if the slot has another one.
+    pub fn restore_gid(&mut self, port_num: u8, index: u8, gid: Gid) -> bool {
+        let Some(slot) = self.slot_mut(port_num, index).filter(|slot| slot.gid.is_zero() && !gid.is_zero()) else {
+            return false;
+        };
+        slot.gid = gid;
+        self.generation = self.generation.wrapping_add(1);
+        true
+    }
+
     /// Notes that a QP or address handle names a GID slot.
     pub fn hold_gid(&mut self, port_num: u8, index: u8) {
         if let Some(slot) = self.slot_mut(port_num, index) {

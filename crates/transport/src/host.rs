@@ -209,6 +209,8 @@ pub enum EmitError {
     Local(LocalFault),
     /// Memory that a peer reads has become inaccessible.
     Access(AccessFault),
+    /// The host lets the send WQE end with this status (an injected fault).
+    Status(WcStatus),
 }
 
 /// A received packet that passed the checks that need no QP (ICRC, opcode, version, lengths against its own headers).

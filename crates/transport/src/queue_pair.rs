@@ -230,6 +230,14 @@ impl QueuePair {
         self.enter_error(host, Some(EventType::QpFatal));
     }
 
+    /// Goes to ERR for no reason that a WQE could tell (an injected fault): everything is flushed, and QP_FATAL is raised. In
+    /// RESET and ERR there is nothing to do.
+    pub fn break_down<H: Host>(&mut self, host: &mut H) {
+        if !matches!(self.ctx.state, QpState::Reset | QpState::Err) {
+            self.enter_error(host, Some(EventType::QpFatal));
+        }
+    }
+
     /// In ERR: flushes what was posted since (each receive and send WQE ends with WR_FLUSH_ERR). In SQE: the same for the
     /// send queue. The host calls it, or [`QueuePair::transmit`], when something is posted to a QP in one of these states.
     pub fn flush<H: Host>(&mut self, host: &mut H) {

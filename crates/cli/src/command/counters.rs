@@ -91,6 +91,13 @@ const OF_THE_PROCESS: &[(&str, &str)] = &[
     ("fault_corrupted", "Datagrams damaged by --fault in this process."),
     ("fault_delayed", "Datagrams delayed by --fault in this process."),
     ("fault_marked", "Datagrams marked congestion-experienced by --fault in this process."),
+    ("fault_port_down", "Times that --fault port-down took a port down in this process."),
+    ("fault_gid_change", "Times that --fault gid-change took a GID away in this process."),
+    ("fault_device_fatal", "Times that --fault device-fatal killed the device in this process."),
+    ("fault_qp_error", "QPs that --fault qp-error put into ERR in this process."),
+    ("fault_wc", "Send work requests that --fault wc let end with a status in this process."),
+    ("fault_rnr", "Receives that --fault rnr did not find in this process."),
+    ("fault_verb", "Verbs that --fault let fail in this process."),
 ];
 
 /// What a counter means.

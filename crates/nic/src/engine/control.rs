@@ -268,6 +268,9 @@ impl Nic {
             })
         });
         let index = index.ok_or_else(|| full("queue pairs", limit))?;
+        if let Some(faults) = &self.fabric.faults {
+            faults.watch().made(Qpn::new(slot | index as u32));
+        }
         self.use_cq(new.send_cq, true);
         self.use_cq(new.recv_cq, true);
         self.run.grow(self.qps.high());
@@ -394,6 +397,9 @@ impl Nic {
         });
         self.reset_qp(qp, memory);
         if let Some(entry) = self.qps.remove(usize::from(qp)) {
+            if let Some(faults) = &self.fabric.faults {
+                faults.watch().removed(entry.side.shared.qpn);
+            }
             self.use_cq(entry.side.send_cq, false);
             self.use_cq(entry.side.recv_cq, false);
         }

@@ -18,9 +18,11 @@ use crate::completion::Channel;
 use crate::config::{Budget, NicConfig};
 use crate::counters::CountersHandle;
 use crate::events::Events;
+use crate::faults::{FaultSetup, VerbFaults};
 use crate::ingress::{GsiDatagram, Handover};
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::objects::Registry;
+use crate::port::faults::Verb;
 use crate::port::{Closed, Port};
 use crate::process::{Home, Own};
 use crate::ring::atomic::MutexGuard;
@@ -80,6 +82,8 @@ pub struct Core {
     caller_turns: AtomicU64,
     /// Polls that found the lock taken: they count as callers that would drive. May miss some of threads that meet here.
     turned_away: AtomicU64,
+    /// Verbs that fail because somebody wants them to.
+    verb_faults: Own<OnceLock<VerbFaults>>,
 }
 
 impl std::fmt::Debug for Core {
@@ -175,6 +179,7 @@ impl Core {
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
+            verb_faults: Own::new(OnceLock::new()),
         }))
     }
 
@@ -253,6 +258,22 @@ impl Core {
         match &self.clock {
             Clock::Real => clock::epoch_offset_ns(),
             Clock::Manual(_) => 0,
+        }
+    }
+
+    /// From now on these faults happen, and their times count from now. Only the first call counts.
+    pub fn install_faults(&self, setup: &FaultSetup) {
+        let now = self.now();
+        if self.verb_faults.set(VerbFaults::new(setup.clone(), now)).is_ok() {
+            self.lock().engine.nic().install_faults(setup.clone(), now);
+        }
+    }
+
+    /// A verb is called that a fault may be wanted for.
+    pub(crate) fn check_verb(&self, verb: Verb) -> Result<(), VerbsError> {
+        match self.verb_faults.get() {
+            None => Ok(()),
+            Some(faults) => faults.check(self.now(), verb),
         }
     }
 

@@ -19,6 +19,7 @@ use super::queue_pair::QpObject;
 use super::xrc_domain::XrcdObject;
 use crate::engine::drive::Core;
 use crate::events::Events;
+use crate::port::faults::Verb;
 use crate::post::MAX_INLINE;
 
 /// What the objects of a context share.
@@ -164,6 +165,7 @@ impl Context for NicContext {
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
         self.core().home().check("device")?;
+        self.core().check_verb(Verb::AllocPd)?;
         let token = self.core().registry().pds.take()?;
         let id = self.core().registry().pd_number();
         Ok(Arc::new(PdObject::new(&self.device, id, token)))
@@ -195,6 +197,7 @@ impl Context for NicContext {
                 "this device does not stamp completions (hca_core_clock is 0)",
             ));
         }
+        self.core().check_verb(Verb::CreateCq)?;
         let vectors = self.core().config().attr.num_comp_vectors;
         if comp_vector >= vectors {
             return Err(VerbsError::invalid(format!("comp_vector {comp_vector} is out of range 0 to {}", vectors - 1)));
@@ -238,6 +241,7 @@ impl Context for NicContext {
     }
 
     fn create_xrc_target(&self, xrcd: &Arc<dyn XrcDomain>) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        self.core().check_verb(Verb::CreateQp)?;
         let xrcd = ours::<XrcdObject>(self.core(), xrcd.as_any(), "XRC domain")?;
         Ok(Arc::new(QpObject::new_xrc_target(&self.device, xrcd)?))
     }

@@ -19,6 +19,7 @@ use super::shared_receive_queue::SrqObject;
 use super::{Alive, ours};
 use crate::engine::drive::Core;
 use crate::memory::{PdId, Registration};
+use crate::port::faults::Verb;
 use crate::resources::PdResource;
 
 /// What the objects of a PD hold.
@@ -109,6 +110,7 @@ impl ProtectionDomain for PdObject {
             return Err(VerbsError::invalid(format!("{length} bytes are more than max_mr_size {max}")));
         }
         check_on_demand(self.core(), access)?;
+        self.core().check_verb(Verb::RegMr)?;
         let token = self.core().registry().mrs.take()?;
         let registration = Registration { pd: pd.id(), addr, length, iova, access };
         // SAFETY: the caller's promise is exactly the one that `register` asks for.
@@ -125,6 +127,7 @@ impl ProtectionDomain for PdObject {
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let pd = self.enter()?;
         check_on_demand(self.core(), access)?;
+        self.core().check_verb(Verb::RegMr)?;
         let used = ours::<DmObject>(self.core(), dm.as_any(), "device memory")?.enter(offset, length)?;
         let token = self.core().registry().mrs.take()?;
         let piece = &used.0.allocation;
@@ -142,6 +145,7 @@ impl ProtectionDomain for PdObject {
 
     fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let pd = self.enter()?;
+        self.core().check_verb(Verb::RegMr)?;
         let token = self.core().registry().mrs.take()?;
         let region = self.core().memory().allocate(pd.id(), length, access)?;
         Ok(Arc::new(MrObject::new(region, pd, token)))
@@ -149,20 +153,24 @@ impl ProtectionDomain for PdObject {
 
     fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError> {
         let pd = self.enter()?;
+        self.core().check_verb(Verb::AllocMw)?;
         let token = self.core().registry().mws.take()?;
         let window = self.core().memory().allocate_window(pd.id(), mw_type)?;
         Ok(Arc::new(MwObject::new(window, pd, token)))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        self.core().check_verb(Verb::CreateQp)?;
         Ok(Arc::new(QpObject::new(&self.pd.device, self.enter()?, init)?))
     }
 
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        self.core().check_verb(Verb::CreateSrq)?;
         Ok(Arc::new(SrqObject::new(&self.pd.device, self.enter()?, init)?))
     }
 
     fn create_ah(&self, av: &AddressVector) -> Result<Arc<dyn AddressHandle>, VerbsError> {
+        self.core().check_verb(Verb::CreateAh)?;
         let token = self.core().registry().ahs.take()?;
         Ok(Arc::new(AhObject::new(self.core(), self.enter()?, av, token)?))
     }

@@ -21,6 +21,7 @@ use crate::engine::control::NewQp;
 use crate::engine::drive::{Core, Held, State};
 use crate::engine::entry::{NO_CQ, QpShared};
 use crate::host::NO_PD;
+use crate::port::faults::Verb;
 use crate::post::{self, MAX_INLINE};
 use crate::ring::{RecvRing, SendRing, SendRingConfig};
 
@@ -275,6 +276,7 @@ impl QueuePair for QpObject {
     }
 
     fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
+        self.core.check_verb(Verb::ModifyQp)?;
         let mut held = self.hold()?;
         let now = self.core.now();
         let State { engine, ports } = &mut *held;

@@ -35,6 +35,8 @@ struct Output {
     error: Option<io::Error>,
     cache: InverseCache,
     frame: Vec<u8>,
+    /// What happened since the last packet.
+    notes: Vec<String>,
 }
 
 impl Output {
@@ -79,6 +81,7 @@ impl Capture {
             error: None,
             cache: InverseCache::new(),
             frame: Vec::new(),
+            notes: Vec::new(),
         };
         Ok(Arc::new(Self { home: Home::here(), output: Own::new(Mutex::new(output)), epoch_offset_ns }))
     }
@@ -97,6 +100,14 @@ impl Capture {
         output.interfaces += 2;
         drop(output);
         Tape { capture: self.clone(), first }
+    }
+
+    /// Notes something that no packet shows. The next packet that is recorded carries it in its comment.
+    pub fn note(&self, text: &str) {
+        let notes = &mut self.output().notes;
+        if notes.len() < 64 {
+            notes.push(text.to_owned());
+        }
     }
 
     /// Writes what waits. The error that ended the capture, if one did.
@@ -139,7 +150,7 @@ impl Tape {
     /// Records a datagram with a comment, which may be empty.
     pub fn record(&mut self, now_ns: u64, way: Way, datagram: &Datagram<'_>, comment: &str) {
         let mut output = self.capture.output();
-        let Output { writer, buffer, cache, frame, error, .. } = &mut *output;
+        let Output { writer, buffer, cache, frame, error, notes, .. } = &mut *output;
         if error.is_some() {
             return;
         }
@@ -155,7 +166,15 @@ impl Tape {
         }
         let interface = self.first + u32::from(way == Way::Out);
         let time_ns = now_ns.wrapping_add(self.capture.epoch_offset_ns);
-        writer.packet(buffer, interface, time_ns, frame.len() as u32, frame, comment);
+        if notes.is_empty() {
+            writer.packet(buffer, interface, time_ns, frame.len() as u32, frame, comment);
+        } else {
+            if !comment.is_empty() {
+                notes.push(comment.to_owned());
+            }
+            writer.packet(buffer, interface, time_ns, frame.len() as u32, frame, &notes.join("; "));
+            notes.clear();
+        }
         if buffer.len() >= BUFFER {
             output.write_out();
         }

@@ -16,10 +16,11 @@ use scalefabric_transport::DropReason;
 use super::capture::{Tape, Way};
 use super::udp::reseal;
 use super::{Datagram, Port, Sent, Train};
+use crate::faults::QpWatch;
 
 mod spec;
 
-pub use spec::{Direction, FaultSpec, Kind, Rule, SpecError, When};
+pub use spec::{DeviceKind, DeviceRule, Direction, FaultSpec, Kind, QpSelect, Rule, SpecError, Verb, When};
 
 /// How often each fault struck, both directions together.
 #[derive(Debug, Default)]
@@ -50,7 +51,19 @@ impl FaultCounters {
 
 /// SplitMix64: small, and the same everywhere.
 #[derive(Debug)]
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
+
+impl When {
+    /// Whether the `seen`-th one, from 1, is meant.
+    pub(crate) fn strikes(self, seen: u64, random: &mut Random) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Chance(parts) => random.below(1_000_000_000) < u64::from(parts),
+            Self::Packets(first, last) => (first..=last).contains(&seen),
+            Self::Every(n) => seen.is_multiple_of(n),
+        }
+    }
+}
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -161,24 +174,22 @@ impl Lane {
         }
     }
 
-    fn judge(&mut self, bytes: &[u8]) -> Verdict {
+    /// `local`: the QP of this process that it goes to or comes from, if a rule asks for it.
+    fn judge(&mut self, bytes: &[u8], local: Option<(&QpWatch, u16)>) -> Verdict {
         let mut verdict = Verdict::default();
         let count = |n: &AtomicU64| n.fetch_add(1, Ordering::Relaxed);
         let counters = &self.counters;
         for (rule, seen) in &mut self.rules {
-            if let Some(qp) = rule.qp
-                && bytes.get(5..8) != Some(&qp.get().to_be_bytes()[1..])
-            {
+            let selected = match rule.qp {
+                None => true,
+                Some(QpSelect::Number(qp)) => bytes.get(5..8) == Some(&qp.get().to_be_bytes()[1..]),
+                Some(which) => local.is_some_and(|(watch, index)| watch.selects(which, index)),
+            };
+            if !selected {
                 continue;
             }
             *seen += 1;
-            let strikes = match rule.when {
-                When::Always => true,
-                When::Chance(parts) => self.random.below(1_000_000_000) < u64::from(parts),
-                When::Packets(first, last) => (first..=last).contains(seen),
-                When::Every(n) => seen.is_multiple_of(n),
-            };
-            if !strikes {
+            if !rule.when.strikes(*seen, &mut self.random) {
                 continue;
             }
             match rule.kind {
@@ -258,6 +269,7 @@ pub struct FaultPort<P> {
     sending: Lane,
     counters: Arc<FaultCounters>,
     tape: Option<Tape>,
+    watch: Option<Arc<QpWatch>>,
     drops: u64,
     scratch: Vec<u8>,
 }
@@ -274,9 +286,16 @@ impl<P: Port> FaultPort<P> {
             sending: Lane::new(spec, Direction::Send, &counters),
             counters,
             tape,
+            watch: None,
             drops: 0,
             scratch: Vec::new(),
         }
+    }
+
+    /// The same port, which knows the QPs of the process: rules for `client`, `server` and `#n` choose none without.
+    pub fn with_watch(mut self, watch: &Arc<QpWatch>) -> Self {
+        self.watch = Some(watch.clone());
+        self
     }
 
     /// How often each fault struck.
@@ -357,9 +376,10 @@ impl<P: Port> Port for FaultPort<P> {
             if given >= max {
                 break;
             }
-            let Self { inner, receiving, tape, drops, scratch, now_ns, .. } = self;
+            let Self { inner, receiving, tape, drops, scratch, now_ns, watch, .. } = self;
             let taken = inner.receive(1, &mut |datagram| {
-                let verdict = receiving.judge(datagram.bytes);
+                let local = watch.as_deref().and_then(|w| Some((w, w.received(datagram.bytes, *now_ns)?)));
+                let verdict = receiving.judge(datagram.bytes, local);
                 if let Some(tape) = tape {
                     tape.record(*now_ns, Way::In, datagram, &verdict.comment());
                 }
@@ -403,7 +423,12 @@ impl<P: Port> Port for FaultPort<P> {
         if sent == Sent::Blocked {
             return Sent::Blocked;
         }
-        let verdicts: Vec<Verdict> = train.bytes.chunks(segment).map(|bytes| self.sending.judge(bytes)).collect();
+        let Self { sending, watch, .. } = self;
+        let judge = |bytes: &[u8]| {
+            let local = watch.as_deref().and_then(|w| Some((w, w.sender(bytes, train.dst)?)));
+            sending.judge(bytes, local)
+        };
+        let verdicts: Vec<Verdict> = train.bytes.chunks(segment).map(judge).collect();
         let whole = verdicts.iter().take_while(|v| **v == Verdict::default()).count();
         if let Some(tape) = &mut self.tape {
             for (index, (bytes, verdict)) in train.bytes.chunks(segment).zip(&verdicts).enumerate() {

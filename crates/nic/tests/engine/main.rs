@@ -9,6 +9,7 @@ mod connected;
 mod contexts;
 mod counters;
 mod datagram;
+mod device_faults;
 mod device_memory;
 mod errors;
 mod events;

@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use scalefabric_nic::faults::FaultSetup;
 use scalefabric_nic::port::Port;
+use scalefabric_nic::port::faults::{FaultPort, FaultSpec};
 use scalefabric_nic::port::memory::MemoryWire;
 use scalefabric_nic::{ManualNic, NicConfig, PortConfig};
 use scalefabric_transport::Time;
@@ -109,6 +111,34 @@ impl World {
     }
 
     pub fn with(count: u8, ports: u8, change: impl Fn(&mut NicConfig)) -> Self {
+        Self::build(count, ports, change, |_, port| port)
+    }
+
+    /// Two NICs, each with its faults.
+    pub fn faulty(texts: [&str; 2]) -> (Self, [FaultSetup; 2]) {
+        let setups = texts.map(|text| {
+            let spec = if text.is_empty() { FaultSpec::default() } else { text.parse().unwrap() };
+            FaultSetup::new(&spec, None)
+        });
+        let wrap = |n: u8, port: Box<dyn Port>| {
+            let setup = &setups[usize::from(n) - 1];
+            Box::new(FaultPort::new(port, &setup.spec, None).with_watch(&setup.watch)) as Box<dyn Port>
+        };
+        let world = Self::build(2, 1, |_| {}, wrap);
+        for (node, setup) in world.nodes.iter().zip(&setups) {
+            // Times count from here.
+            node.nic.turn(Time(world.now));
+            node.nic.core().install_faults(setup);
+        }
+        (world, setups)
+    }
+
+    fn build(
+        count: u8,
+        ports: u8,
+        change: impl Fn(&mut NicConfig),
+        wrap: impl Fn(u8, Box<dyn Port>) -> Box<dyn Port>,
+    ) -> Self {
         let wire = MemoryWire::new();
         let nodes = (1..=count)
             .map(|n| {
@@ -116,7 +146,7 @@ impl World {
                 let mut config = NicConfig::new(format!("sim{n}"), configs.collect());
                 config.seed = u64::from(n);
                 change(&mut config);
-                let ports = (1..=ports).map(|p| Box::new(wire.port(&[ip(n, p)])) as Box<dyn Port>).collect();
+                let ports = (1..=ports).map(|p| wrap(n, Box::new(wire.port(&[ip(n, p)])))).collect();
                 let nic = ManualNic::new(config, ports, u64::from(n)).unwrap();
                 let ctx = nic.context();
                 let pd = ctx.alloc_pd().unwrap();

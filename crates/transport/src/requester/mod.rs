@@ -224,6 +224,7 @@ impl Requester {
                 Err(EmitError::Local(_) | EmitError::Access(_)) => {
                     self.fail_here(ctx, host, &wqe, WcStatus::LocProtErr)?;
                 }
+                Err(EmitError::Status(status)) => self.fail_here(ctx, host, &wqe, status)?,
             }
         }
     }

@@ -56,7 +56,8 @@ impl Responder {
             packet.headers.atomic_ack_eth = Some(value);
         }
         match host.emit(&packet, payload) {
-            Ok(()) => {
+            // A status is for send WQEs: an answer that gets one is lost on the way.
+            Ok(()) | Err(EmitError::Status(_)) => {
                 self.resources.sent(at, rest);
                 Ok(Left::Yes)
             }

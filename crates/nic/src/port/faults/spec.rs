@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! spec  = part *( "," part )
-//! part  = rule | "seed=" NUMBER
+//! part  = rule | device | "seed=" NUMBER                              device: see [`device`]
 //! rule  = kind [ "=" amount ] *( " " word )
 //! kind  = "drop" | "dup" | "reorder" | "corrupt" | "delay" | "ce"
 //! amount: delay takes a time (10ns, 5us, 1ms, 2s), the others a chance (1%, 0.01)
 //! word  = "chance=" CHANCE | "packet=" N [ ".." M ] | "every=" N      which datagrams; without one: all
 //!       | "dir=rx" | "dir=tx" | "dir=both"                            default rx: what comes in
 //!       | "qp=" QPN                                                   only those to this destination QP
+//!       | "qp=client" | "qp=server" | "qp=#" N                      only those to (rx) or from (tx) these QPs of the process
 //!       | "by=" N | "for=" TIME                                       reorder: behind N others (1), after at most TIME (1ms)
 //! ```
 
@@ -16,6 +17,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use scalefabric_wire::Qpn;
+
+pub mod device;
+
+pub use device::{DeviceKind, DeviceRule, Verb};
 
 /// What is done to a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +60,19 @@ pub enum When {
     Every(u64),
 }
 
+/// Which QPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpSelect {
+    /// The one of this number.
+    Number(Qpn),
+    /// QPs of this process that sent a request before they got one: they speak first.
+    Client,
+    /// QPs of this process that got a request before they sent one.
+    Server,
+    /// The n-th QP that this process made on the device, from 1.
+    Nth(u32),
+}
+
 /// Directions, seen from the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -75,8 +93,8 @@ pub struct Rule {
     pub when: When,
     /// In which direction.
     pub direction: Direction,
-    /// Only those whose destination QP this is.
-    pub qp: Option<Qpn>,
+    /// Only those whose destination QP this is, or that go to or come from these QPs of the process.
+    pub qp: Option<QpSelect>,
 }
 
 /// All rules. Each datagram passes every rule, in order; a drop ends it.
@@ -84,6 +102,8 @@ pub struct Rule {
 pub struct FaultSpec {
     /// The rules.
     pub rules: Vec<Rule>,
+    /// What else goes wrong.
+    pub device: Vec<DeviceRule>,
     /// Seed of all chances. Default 0. The same seed and the same datagrams give the same faults.
     pub seed: u64,
 }
@@ -108,7 +128,9 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const KINDS: &str = "one of drop, dup, reorder, corrupt, delay, ce (or seed=NUMBER)";
+const KINDS: &str = "one of drop, dup, reorder, corrupt, delay, ce, port-down, gid-change, device-fatal, qp-error, wc, rnr, \
+                     reg-mr, create-qp and other verbs (or seed=NUMBER)";
+const QP: &str = "a QP number (0 to 0xffffff), client, server, or #N for the n-th QP of the process";
 const CHANCE: &str = "a chance such as 1% or 0.01, from 0 to 100%";
 const TIME: &str = "a time such as 500ns, 5us, 1ms or 2s";
 const WORDS: &str = "one of chance=, packet=, every=, dir=, qp= (reorder also by=, for=)";
@@ -182,9 +204,31 @@ impl<'a> Piece<'a> {
     }
 }
 
-fn rule(piece: Piece<'_>) -> Result<Rule, SpecError> {
-    let mut words = piece.split(' ').filter(|w| !w.text.is_empty());
-    let head = words.next().ok_or_else(|| piece.error(KINDS))?;
+/// What a word that chooses says; `None` if it is none.
+fn when(key: &str, value: Piece<'_>) -> Result<Option<When>, SpecError> {
+    Ok(match key {
+        "chance" => Some(value.chance()?),
+        "every" => Some(When::Every(value.positive("a number from 1")?)),
+        "packet" => Some(packets(value)?),
+        _ => None,
+    })
+}
+
+fn select(value: Piece<'_>) -> Result<QpSelect, SpecError> {
+    match value.text {
+        "client" => return Ok(QpSelect::Client),
+        "server" => return Ok(QpSelect::Server),
+        _ => {}
+    }
+    if let Some(nth) = value.text.strip_prefix('#') {
+        let nth = nth.parse().ok().filter(|&n: &u32| n > 0);
+        return nth.map(QpSelect::Nth).ok_or_else(|| value.error(QP));
+    }
+    let number = u32::try_from(value.number(QP)?).ok().filter(|&n| n <= 0xff_ffff);
+    number.map(|n| QpSelect::Number(Qpn::new(n))).ok_or_else(|| value.error(QP))
+}
+
+fn rule<'a>(head: Piece<'a>, words: impl Iterator<Item = Piece<'a>>) -> Result<Rule, SpecError> {
     let (name, amount) = head.key_value();
     let mut kind = match name {
         "drop" => Kind::Drop,
@@ -195,34 +239,24 @@ fn rule(piece: Piece<'_>) -> Result<Rule, SpecError> {
         "ce" => Kind::Mark,
         _ => return Err(head.error(KINDS)),
     };
-    let mut when = None;
+    let mut chosen = None;
     match (&mut kind, amount) {
         (Kind::Delay { ns }, Some(amount)) => *ns = amount.time_ns()?,
         (Kind::Delay { .. }, None) => return Err(head.error("delay=TIME, such as delay=1ms")),
-        (_, Some(amount)) => when = Some(amount.chance()?),
+        (_, Some(amount)) => chosen = Some(amount.chance()?),
         (_, None) => {}
     }
     let mut rule = Rule { kind, when: When::Always, direction: Direction::Receive, qp: None };
     for word in words {
         let (key, Some(value)) = word.key_value() else { return Err(word.error(WORDS)) };
-        let selects = match key {
-            "chance" => Some(value.chance()?),
-            "every" => Some(When::Every(value.positive("a number from 1")?)),
-            "packet" => Some(packets(value)?),
-            _ => None,
-        };
-        if let Some(selects) = selects {
-            if when.replace(selects).is_some() {
+        if let Some(selects) = when(key, value)? {
+            if chosen.replace(selects).is_some() {
                 return Err(word.error("only one of a chance, packet= and every= in a rule"));
             }
             continue;
         }
         match (key, &mut rule.kind) {
-            ("qp", _) => {
-                let number = value.number("a QP number, 0 to 0xffffff")?;
-                let number = u32::try_from(number).ok().filter(|&n| n <= 0xff_ffff);
-                rule.qp = Some(Qpn::new(number.ok_or_else(|| value.error("a QP number, 0 to 0xffffff"))?));
-            }
+            ("qp", _) => rule.qp = Some(select(value)?),
             ("dir", _) => {
                 rule.direction = match value.text {
                     "rx" => Direction::Receive,
@@ -239,7 +273,7 @@ fn rule(piece: Piece<'_>) -> Result<Rule, SpecError> {
             _ => return Err(word.error(WORDS)),
         }
     }
-    rule.when = when.unwrap_or(When::Always);
+    rule.when = chosen.unwrap_or(When::Always);
     Ok(rule)
 }
 
@@ -263,7 +297,15 @@ impl FromStr for FaultSpec {
         for piece in (Piece { text, at: 0 }).split(',') {
             match piece.key_value() {
                 ("seed", Some(value)) => spec.seed = value.number("a number")?,
-                _ => spec.rules.push(rule(piece)?),
+                _ => {
+                    let mut words = piece.split(' ').filter(|w| !w.text.is_empty());
+                    let head = words.next().ok_or_else(|| piece.error(KINDS))?;
+                    let rest: Vec<_> = words.collect();
+                    match device::rule(head, rest.iter().copied()) {
+                        Some(found) => spec.device.push(found?),
+                        None => spec.rules.push(rule(head, rest.into_iter())?),
+                    }
+                }
             }
         }
         Ok(spec)
@@ -297,7 +339,7 @@ mod tests {
         );
         assert_eq!(
             one("corrupt every=9 qp=0x10011"),
-            Rule { kind: Kind::Corrupt, when: When::Every(9), qp: Some(Qpn::new(0x10011)), ..plain }
+            Rule { kind: Kind::Corrupt, when: When::Every(9), qp: Some(QpSelect::Number(Qpn::new(0x10011))), ..plain }
         );
         assert_eq!(
             one("delay=1.5ms chance=5% dir=both"),
@@ -309,6 +351,7 @@ mod tests {
             }
         );
         assert_eq!(one("reorder=2% by=3 for=2us").kind, Kind::Reorder { by: 3, limit_ns: 2_000 });
+        assert_eq!(one("drop qp=client packet=17").qp, Some(QpSelect::Client));
         assert_eq!(one("dup=100%").when, When::Chance(1_000_000_000));
         let spec: FaultSpec = "reorder=2%,delay=1ms, ce=5% ,seed=7".parse().unwrap();
         assert_eq!((spec.rules.len(), spec.seed), (3, 7));
