@@ -5,7 +5,7 @@
 //! ICRC right), so that a third-party ICRC check agrees. Each port of the device is two interfaces in the file, one for each
 //! way. What cannot be written ends the capture, never the traffic.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::Path;
@@ -66,10 +66,11 @@ impl std::fmt::Debug for Capture {
 }
 
 impl Capture {
-    /// Creates or overwrites the file. `epoch_offset_ns` is what has to be added to the engine's clock to get nanoseconds
+    /// Creates or overwrites the file. While another process captures to it (the parent of a forked child, another rank of a
+    /// job), the file is called `<file>.<pid>` instead. `epoch_offset_ns` is what has to be added to the engine's clock to get nanoseconds
     /// since 1970; 0 for simulated time.
     pub fn create(path: &Path, epoch_offset_ns: u64) -> io::Result<Arc<Self>> {
-        let file = File::create(path)?;
+        let file = claim(path)?;
         let mut buffer = Vec::with_capacity(2 * BUFFER);
         let writer = Writer::new(&mut buffer, Endian::Little);
         let output = Output {
@@ -128,6 +129,23 @@ impl Drop for Capture {
             let _ = self.finish();
         }
     }
+}
+
+/// The file, empty and ours alone; or the one beside it that has our process's number.
+fn claim(path: &Path) -> io::Result<File> {
+    let open = |path: &Path| OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    let mut file = open(path)?;
+    if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+        let mut own = path.as_os_str().to_owned();
+        own.push(format!(".{}", std::process::id()));
+        file = open(own.as_ref())?;
+        let _ = file.try_lock();
+    }
+    // A pipe or a terminal has no length.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 /// Which way a datagram went.

@@ -136,3 +136,34 @@ fn the_one_that_serves_is_killed_under_traffic_again_and_again() {
     }
     only_two_are_left(&mut tool, &a, &b);
 }
+
+/// The threads of a process that are the NIC's, with the signals that each blocks.
+fn own_threads(pid: u32) -> Vec<u64> {
+    let mut all = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        if read("comm").starts_with("sf-") {
+            let status = read("status");
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
+            all.push(u64::from_str_radix(mask.trim(), 16).unwrap());
+        }
+    }
+    all
+}
+
+#[test]
+fn a_thread_starts_with_the_first_opening_and_takes_no_signal() {
+    let device = Device::new("sigs", 98);
+    let mut a = Child::start(&device);
+    a.ask("survey");
+    assert!(own_threads(a.pid()).is_empty(), "looking at a device starts no thread");
+    a.ask("open");
+    let masks = own_threads(a.pid());
+    assert_eq!(masks.len(), 1);
+    let application = [1, 2, 3, 10, 12, 13, 14, 15, 17, 18, 20, 23, 27, 28, 29, 34, 64];
+    for signal in application {
+        assert!(masks[0] >> (signal - 1) & 1 == 1, "signal {signal} may run on the NIC's thread: {:x}", masks[0]);
+    }
+    a.ask("open");
+    assert_eq!(own_threads(a.pid()).len(), 1, "a second opening shares it");
+}

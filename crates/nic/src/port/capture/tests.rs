@@ -137,3 +137,21 @@ fn tshark_agrees_about_headers_and_icrcs() {
     let notes = Command::new("tshark").args(["-n", "-r"]).arg(&file.0).args(["-Y", "_ws.malformed"]).output().unwrap();
     assert_eq!(String::from_utf8(notes.stdout).unwrap(), "");
 }
+
+#[test]
+fn a_file_that_another_captures_to_is_left_alone() {
+    let scratch = Scratch::new("twice");
+    let first = Capture::create(&scratch.0, 0).unwrap();
+    first.finish().unwrap();
+    let whole = std::fs::read(&scratch.0).unwrap();
+    let second = Capture::create(&scratch.0, 0).unwrap();
+    second.finish().unwrap();
+    assert_eq!(std::fs::read(&scratch.0).unwrap(), whole);
+    let own = Scratch(format!("{}.{}", scratch.0.display(), std::process::id()).into());
+    assert_eq!(std::fs::read(&own.0).unwrap(), whole);
+    drop((first, second));
+    // Nobody writes it any more: it is overwritten.
+    std::fs::write(&scratch.0, vec![7; 10_000]).unwrap();
+    Capture::create(&scratch.0, 0).unwrap().finish().unwrap();
+    assert_eq!(std::fs::read(&scratch.0).unwrap(), whole);
+}
