@@ -7,6 +7,7 @@ pub mod capabilities;
 pub mod clients;
 pub mod engine_stage;
 pub mod library;
+pub mod products;
 pub mod runner;
 pub mod script;
 pub mod stage;

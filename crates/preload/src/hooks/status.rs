@@ -185,6 +185,48 @@ mod old {
     }
 }
 
+/// Hooks that read a folder: some look at the type that stands there, and never ask for the status.
+macro_rules! readdirs {
+    ($( $name:ident -> $entry:ty; )*) => { $(
+        /// # Safety
+        ///
+        /// As the function of this name in libc.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(folder: *mut libc::DIR) -> *mut $entry {
+            let entry = go_on!($name(folder => *mut libc::DIR) -> *mut $entry, std::ptr::null_mut());
+            // SAFETY: libc gives an entry or null; it stays until the next call.
+            if tree::has_nodes() && let Some(entry) = unsafe { entry.as_mut() } && entry.d_type == libc::DT_REG {
+                // SAFETY: the folder that the entry came from.
+                unsafe { type_as_node(folder, entry.d_ino, &mut entry.d_type) };
+            }
+            entry
+        }
+    )* };
+}
+
+readdirs! {
+    readdir -> libc::dirent;
+    readdir64 -> libc::dirent64;
+}
+
+/// # Safety
+///
+/// `folder` is open.
+#[cold]
+unsafe fn type_as_node(folder: *mut libc::DIR, inode: u64, kind: &mut u8) {
+    // Few files have the number of one of ours; for those the folder tells on which device they are.
+    if !tree::is_node_inode(inode) {
+        return;
+    }
+    // SAFETY: a structure that the kernel fills.
+    let mut status: Stat = unsafe { std::mem::zeroed() };
+    // SAFETY: by the contract.
+    let result = unsafe { libc::syscall(libc::SYS_fstat, libc::dirfd(folder), &raw mut status) };
+    if result == 0 && tree::node(status.st_dev, inode).is_some() {
+        *kind = libc::DT_CHR;
+    }
+}
+
 /// # Safety
 ///
 /// As `statx(2)`.

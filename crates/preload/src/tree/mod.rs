@@ -47,6 +47,12 @@ pub fn node(device: u64, inode: u64) -> Option<u64> {
     known.map(|row| row[2].load(Ordering::Relaxed))
 }
 
+/// True if a file of this number, on whatever device, stands for a node.
+pub fn is_node_inode(inode: u64) -> bool {
+    let count = (NODE_COUNT.load(Ordering::Acquire) as usize).min(NODES);
+    NODE_TABLE[..count].iter().any(|row| row[1].load(Ordering::Relaxed) == inode)
+}
+
 /// Under the lock of the state.
 fn remember_node((device, inode): (u64, u64), number: u64) {
     let count = NODE_COUNT.load(Ordering::Relaxed) as usize;

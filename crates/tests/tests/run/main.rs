@@ -1,0 +1,76 @@
+//! `sfab run` and the libraries it puts beneath a program: what the program keeps, what is refused, which names the
+//! libraries have, and what programs that use them in unusual ways see. Programs are small, in C, and compiled here.
+
+mod files;
+mod names;
+mod processes;
+mod program;
+mod ways;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder of a test, removed at its end.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// A new one.
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sfab-run-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Compiles a program or a library; `options` come last.
+    pub fn cc(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
+        let (text, binary) = (self.0.join(format!("{name}.c")), self.0.join(name));
+        std::fs::write(&text, source).unwrap();
+        let output = Command::new("cc").arg("-w").arg("-o").arg(&binary).arg(&text).args(options).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        binary
+    }
+}
+
+impl std::ops::Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `sfab`, or the reason to skip, told.
+pub fn sfab() -> Option<&'static Path> {
+    scalefabric_tests::products::sfab().map_err(|why| println!("skipped: {why}")).ok()
+}
+
+/// Runs a program by `sfab run` with these options.
+pub fn run(sfab: &Path, options: &[&str], program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Output {
+    let mut command = Command::new(sfab);
+    command.arg("run").args(options).arg("--").arg(program).args(arguments).output().unwrap()
+}
+
+/// Its standard output, if it ended with 0.
+pub fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}: {}{}", output.status, text(&output.stdout), text(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// True if the program text is there to be compiled against.
+pub fn has_headers() -> bool {
+    let there = Path::new("/usr/include/infiniband/verbs.h").exists() && Path::new("/usr/bin/ibv_devices").exists();
+    if !there {
+        println!(
+            "skipped: the headers of libibverbs are missing; install the packages libibverbs-dev and ibverbs-utils"
+        );
+    }
+    there
+}
