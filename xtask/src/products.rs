@@ -30,8 +30,8 @@ pub struct Options {
 /// itself.
 const ALIAS: &str = "scalefabric_";
 
-/// What providers of fifteen years ago called: no program does.
-const OLD_PROVIDERS: &str = "ibv_register_driver";
+/// A symbol of the drop-in. By this the engine knows that what stands behind it is not the distribution's library.
+const MARK: &str = "scalefabric_dropin";
 
 /// Names that rustc gives its own symbols; no other symbol of the static library becomes local by itself.
 const LOCAL: &str = "_ZN*; _R*; __rust*; rust_*; __rdl_*; __rg_*; anon.*;";
@@ -85,7 +85,6 @@ impl Tables {
             _ => Err(format!("a table of symbols has a row with one word: {row:?}")),
         };
         let mut public = rows("ibv/abi/symbols.txt")?.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
-        public.retain(|(name, _)| name != OLD_PROVIDERS);
         public.sort_by_key(|(_, node)| node.rsplit('.').next().and_then(|minor| minor.parse::<u32>().ok()));
         let (nodes, private): (Vec<_>, Vec<_>) = rows("preload/abi/private.txt")?
             .into_iter()
@@ -198,8 +197,11 @@ impl Products {
         let mut script = String::new();
         let mut before = String::new();
         for node in self.tables.nodes() {
-            let local = if before.is_empty() { "local: *; " } else { "" };
-            let _ = writeln!(script, "{node} {{ {local}}}{before};");
+            let names = self.tables.public.iter().filter(|(_, of)| of == node).map(|(name, _)| name.as_str());
+            let is_first = before.is_empty();
+            let names: Vec<&str> = names.chain(is_first.then_some(MARK)).collect();
+            let local = if is_first { "local: *; " } else { "" };
+            let _ = writeln!(script, "{node} {{ global: {}; {local}}}{before};", names.join("; "));
             before = format!(" {node}");
         }
         for (name, node) in self.tables.public.iter().filter(|(name, _)| defined.contains(name)) {
@@ -207,7 +209,8 @@ impl Products {
         }
         for number in &self.tables.private_nodes {
             let node = format!("IBVERBS_PRIVATE_{number}");
-            let _ = writeln!(script, "{node} {{ }};");
+            let names: Vec<&str> = self.tables.private.iter().map(|(name, _)| name.as_str()).collect();
+            let _ = writeln!(script, "{node} {{ global: verbs_register_driver_{number}; {}; }};", names.join("; "));
             let register = (format!("verbs_register_driver_{number}"), "zero".to_owned());
             for (name, answer) in self.tables.private.iter().chain([&register]) {
                 let own = format!("dropin_{number}_{name}");
@@ -220,9 +223,8 @@ impl Products {
                 let _ = writeln!(text, ".symver {own}, {name}@{node}");
             }
         }
-        // By this the engine knows that what stands behind it is not the distribution's library.
-        let (mark, first) = ("scalefabric_dropin", self.tables.nodes()[0]);
-        let _ = writeln!(text, "data {mark}_mark\n.symver {mark}_mark, {mark}@@{first}");
+        let first = self.tables.nodes()[0];
+        let _ = writeln!(text, "data {MARK}_data\n.symver {MARK}_data, {MARK}@@{first}");
         text.push_str(".section .note.GNU-stack,\"\",%progbits\n");
         let (source, map) = (parts.join("dropin.s"), parts.join("dropin.map"));
         write(&source, &text)?;

@@ -105,6 +105,8 @@ pub fn devices(interfaces: &[Interface], options: &Options) -> Vec<DevicePlan> {
     for (index, plan) in plans.iter_mut().enumerate() {
         plan.info.index = index as u32;
     }
+    // Numbers are those that a process sees which has them all.
+    plans.retain(|plan| options.only.as_ref().is_none_or(|only| plan.info.name == *only));
     plans
 }
 
@@ -251,6 +253,12 @@ mod tests {
         let plans = devices(&host(), &Options { devices: vec![part, whole], ..Options::default() });
         let names: Vec<_> = plans.iter().map(|p| p.info.name.as_str()).collect();
         assert_eq!(names, ["sf1", "sflo", "part", "whole"]);
+    }
+
+    #[test]
+    fn the_only_device_keeps_its_number() {
+        let plans = devices(&host(), &Options { only: Some("sflo".into()), ..Options::default() });
+        assert_eq!((plans.len(), plans[0].info.name.as_str(), plans[0].info.index), (1, "sflo", 2));
     }
 
     #[test]

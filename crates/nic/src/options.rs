@@ -56,6 +56,8 @@ pub struct DeviceOptions {
 pub struct Options {
     /// Devices beside those that appear by themselves.
     pub devices: Vec<DeviceOptions>,
+    /// The only device there is (`SCALEFABRIC_DEVICE`). Default none: all are there.
+    pub only: Option<String>,
     /// Whether devices appear by themselves: one for each usable interface. Default true.
     pub automatic: bool,
     /// Whether processes of one user share a device and its addresses. Default true. False: the first process has the
@@ -86,6 +88,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             devices: Vec::new(),
+            only: None,
             automatic: true,
             share: true,
             receive_buffer: 16 << 20,
@@ -123,8 +126,8 @@ fn wrong(message: String) -> VerbsError {
 }
 
 impl Options {
-    /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY` and
-    /// `SCALEFABRIC_SHARE` (0 or 1).
+    /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY`,
+    /// `SCALEFABRIC_DEVICE` and `SCALEFABRIC_SHARE` (0 or 1).
     pub fn from_environment() -> Result<Self, VerbsError> {
         let mut options = Self::default();
         if let Some(path) = std::env::var_os("SCALEFABRIC_CONFIG") {
@@ -135,6 +138,9 @@ impl Options {
         }
         if let Some(path) = std::env::var_os("SCALEFABRIC_CAPTURE") {
             options.capture = Some(path.into());
+        }
+        if let Ok(name) = std::env::var("SCALEFABRIC_DEVICE") {
+            options.only = Some(name).filter(|name| !name.is_empty());
         }
         if let Ok(share) = std::env::var("SCALEFABRIC_SHARE") {
             options.share = match share.as_str() {

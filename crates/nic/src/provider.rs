@@ -151,6 +151,18 @@ impl SoftwareProvider {
         survey::look(plan)
     }
 
+    /// What a device says of itself, its personality included. Nothing is opened.
+    pub fn attr(&self, plan: &DevicePlan) -> DeviceAttr {
+        let ports = plan.ports.iter().map(|port| PortConfig::new(port.interface.clone(), Vec::new())).collect();
+        let mut config = NicConfig::new(plan.info.name.clone(), ports);
+        config.attr.node_guid = plan.info.node_guid;
+        config.attr.sys_image_guid = plan.info.node_guid;
+        if let Some(personality) = self.options.personality {
+            personality.apply(&mut config);
+        }
+        config.attr
+    }
+
     /// Opens a device by name, as [`Provider::open`], keeping what only the software NIC can do.
     pub fn open_software(&self, name: &str) -> Result<Arc<SoftwareContext>, VerbsError> {
         process::check_not_ending()?;

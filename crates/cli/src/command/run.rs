@@ -13,6 +13,7 @@ mod program;
 mod tree;
 
 use crate::failure::Failure;
+use crate::software;
 use crate::terminal::say;
 use clap::{Args, ValueEnum};
 use closure::Closure;
@@ -40,7 +41,7 @@ pub struct Options {
     /// TOML file that configures the software NIC (SCALEFABRIC_CONFIG)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Make the device look and behave like another NIC
+    /// Make the device look and behave like another NIC (sfab personalities)
     #[arg(long, value_name = "NAME")]
     personality: Option<String>,
     /// Fault to inject; may be given several times
@@ -127,6 +128,9 @@ fn nic_options(options: &Options) -> Result<NicOptions, Failure> {
         let text = options.faults.join(",");
         let spec = text.parse::<FaultSpec>().map_err(|error| Failure::usage(format!("--fault {text}: {error}")))?;
         nic.faults = Some(spec);
+    }
+    if let Some(name) = &options.personality {
+        software::personality(name)?;
     }
     if let Some(file) = &options.capture {
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -225,6 +225,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 ///
 /// As `_Exit(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
+#[allow(non_snake_case)]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: the same function by another name.
     unsafe { _exit(status) }

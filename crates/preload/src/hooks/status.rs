@@ -100,6 +100,7 @@ descriptor_stats! {
 
 /// The family that programs built before glibc 2.33 call: a version of the structure comes first. libc has them for old
 /// programs only, so that they are asked of the kernel here; on 64 bits all versions are one.
+#[cfg_attr(test, allow(dead_code))]
 mod old {
     use super::*;
 

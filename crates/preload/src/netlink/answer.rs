@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 
-use scalefabric_nic::config::default_attr;
 use scalefabric_nic::discovery::DevicePlan;
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_nic::survey::{DeviceSurvey, Member, PortSurvey};
@@ -130,7 +129,7 @@ fn nldev(provider: &SoftwareProvider, request: &Request<'_>, is_dump: bool) -> A
     let mut messages = Vec::new();
     for plan in &plans {
         match command {
-            command::GET => messages.push(device(plan, request, is_dump)),
+            command::GET => messages.push(device(provider, plan, request, is_dump)),
             command::PORT_GET => ports(&survey(plan), request, is_dump, &mut messages)?,
             command::RES_GET => messages.push(summary(&survey(plan), request, is_dump)),
             command::STAT_GET if request.attribute(attr::STAT_RES).is_some() => {
@@ -195,8 +194,8 @@ fn character_device(provider: &SoftwareProvider, request: &Request<'_>) -> Answe
     Ok(vec![message.finish()])
 }
 
-fn device(plan: &DevicePlan, request: &Request<'_>, is_dump: bool) -> Vec<u8> {
-    let attributes = default_attr(plan.info.node_guid, plan.ports.len() as u8);
+fn device(provider: &SoftwareProvider, plan: &DevicePlan, request: &Request<'_>, is_dump: bool) -> Vec<u8> {
+    let attributes = provider.attr(plan);
     let mut message = about(plan, request, is_dump);
     message.put_u32(attr::PORT_INDEX, plan.ports.len() as u32);
     message.put_u64(attr::CAP_FLAGS, attributes.device_cap_flags.into());

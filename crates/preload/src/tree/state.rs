@@ -3,7 +3,6 @@
 
 use std::sync::OnceLock;
 
-use scalefabric_nic::config::default_attr;
 use scalefabric_nic::discovery::DevicePlan;
 use scalefabric_nic::objects::width_and_speed;
 use scalefabric_nic::options::Options;
@@ -93,8 +92,8 @@ pub fn device(provider: &SoftwareProvider, plan: &DevicePlan) -> Result<Device, 
         pkeys: port.pkeys,
         counters: port.counters,
     });
-    let attr = default_attr(plan.info.node_guid, plan.ports.len() as u8);
-    Ok(Device { name: plan.info.name.clone(), index: plan.info.index, attr, ports: ports.collect() })
+    let (name, index, attr) = (plan.info.name.clone(), plan.info.index, provider.attr(plan));
+    Ok(Device { name, index, attr, ports: ports.collect() })
 }
 
 /// A look at a device from outside. One that cannot be looked at (it is another user's, or its host is stopped) still exists,

@@ -35,9 +35,9 @@ fn words(table: &str) -> impl Iterator<Item = Vec<&str>> {
         .map(|l| l.split_whitespace().collect())
 }
 
-/// Public functions and their node. What the providers of fifteen years ago called is none.
+/// Public functions and their node.
 fn public() -> BTreeMap<&'static str, &'static str> {
-    words(SYMBOLS).map(|row| (row[0], row[1])).filter(|(name, _)| *name != "ibv_register_driver").collect()
+    words(SYMBOLS).map(|row| (row[0], row[1])).collect()
 }
 
 #[test]
@@ -94,10 +94,10 @@ fn the_installed_libibverbs_has_no_function_that_we_lack() {
     let public = public();
     let lacking: Vec<_> = defined(path)
         .into_iter()
-        // Functions that IBVERBS_1.0 and 1.1 both have, and the old provider interface.
+        // Functions that IBVERBS_1.0 and 1.1 both have.
         .filter(|(name, node)| {
             let is_old = node == "IBVERBS_1.0" && public.get(name.as_str()) == Some(&"IBVERBS_1.1");
-            !is_old && name != "ibv_register_driver" && !ours.contains(&(name.clone(), node.clone()))
+            !is_old && !ours.contains(&(name.clone(), node.clone()))
         })
         .collect();
     assert!(lacking.is_empty(), "{}: {lacking:?}", path.display());
