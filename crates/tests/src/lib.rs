@@ -1,10 +1,12 @@
 //! Dialogues: scripts of what two ends say to each other, played on the bare transport and on the engine; the golden
-//! captures of a Linux kernel; the page of capabilities that both prove; and real verbs programs on the software NIC.
+//! captures of a Linux kernel; the page of capabilities that both prove; the contract's own tests, for every backend; and
+//! real verbs programs on the software NIC.
 //!
 //! Nothing here ships. The language of the scripts is described in `scripts/README.md`.
 
 pub mod capabilities;
 pub mod clients;
+pub mod contract;
 pub mod engine_stage;
 pub mod library;
 pub mod products;
