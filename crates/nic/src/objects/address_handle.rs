@@ -48,6 +48,7 @@ impl AhObject {
     fn end(&self) -> bool {
         let ended = self.alive.end();
         if ended {
+            self.pd.release();
             self.core.lock().engine.nic().fabric.tables.release_gid(self.av.port_num, self.av.sgid_index);
         }
         ended

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, DeviceMemory, Errno, MemoryRegion, MemoryWindow, MrAdvice, MwType,
@@ -46,25 +46,35 @@ impl Drop for Pd {
     }
 }
 
-/// A use of a PD, for as long as it is held.
+/// A use of a PD, until its object is destroyed: whoever still has a handle of that does not keep the PD busy.
 #[derive(Debug)]
-pub(crate) struct PdUse(Arc<Pd>);
+pub(crate) struct PdUse {
+    pd: Arc<Pd>,
+    held: AtomicBool,
+}
 
 impl PdUse {
     fn new(pd: &Arc<Pd>) -> Result<Self, VerbsError> {
         pd.alive.check("protection domain")?;
         pd.users.fetch_add(1, Ordering::AcqRel);
-        Ok(Self(pd.clone()))
+        Ok(Self { pd: pd.clone(), held: AtomicBool::new(true) })
     }
 
     pub(crate) fn id(&self) -> PdId {
-        self.0.id
+        self.pd.id
+    }
+
+    /// The object is destroyed.
+    pub(crate) fn release(&self) {
+        if self.held.swap(false, Ordering::AcqRel) {
+            self.pd.users.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
 impl Drop for PdUse {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::AcqRel);
+        self.release();
     }
 }
 
@@ -227,7 +237,7 @@ fn check_on_demand(core: &Core, access: AccessFlags) -> Result<(), VerbsError> {
 pub(crate) fn pd_of(like: &PdUse, pd: &Arc<dyn ProtectionDomain>) -> Result<PdUse, VerbsError> {
     pd.as_any()
         .downcast_ref::<PdObject>()
-        .filter(|pd| Arc::ptr_eq(&pd.pd.device.core, &like.0.device.core))
+        .filter(|pd| Arc::ptr_eq(&pd.pd.device.core, &like.pd.device.core))
         .ok_or_else(|| VerbsError::invalid("the protection domain is of another device: use one of this device"))?
         .enter()
 }

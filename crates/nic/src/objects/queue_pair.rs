@@ -259,6 +259,9 @@ impl QpObject {
         let subject = EventSubject::QueuePair(self.shared.qpn);
         self.device.events.forget(|event: &AsyncEvent| event.subject == subject);
         drop(held);
+        if let Some(pd) = &self.pd {
+            pd.release();
+        }
         if let Some(srq) = self.srq.as_ref().and_then(|s| s.as_any().downcast_ref::<SrqObject>()) {
             srq.shared().users.fetch_sub(1, Ordering::AcqRel);
         }

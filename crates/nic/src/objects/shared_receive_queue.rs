@@ -25,7 +25,7 @@ pub struct SrqObject {
     device: Arc<Device>,
     shared: Arc<SrqShared>,
     alive: Alive,
-    _pd: PdUse,
+    pd: PdUse,
     /// XRC: the domain and the CQ live as long as the SRQ.
     xrc: Option<(XrcdUse, Arc<dyn CompletionQueue>)>,
 }
@@ -69,7 +69,7 @@ impl SrqObject {
         })?;
         drop(held);
         let xrc = xrc.map(|(xrcd, cq, _)| (xrcd, cq));
-        Ok(Self { core: core.clone(), device: device.clone(), shared, alive: Alive::new(), _pd: pd, xrc })
+        Ok(Self { core: core.clone(), device: device.clone(), shared, alive: Alive::new(), pd, xrc })
     }
 
     pub(crate) fn shared(&self) -> &Arc<SrqShared> {
@@ -87,6 +87,7 @@ impl SrqObject {
     fn end(&self, mut held: Held<'_>) -> Result<(), VerbsError> {
         held.engine.nic().remove_srq(self.shared.srqn)?;
         self.alive.end();
+        self.pd.release();
         // Before the lock is released: afterwards the number may be that of a new SRQ.
         let subject = EventSubject::SharedReceiveQueue(self.shared.srqn);
         self.device.events.forget(|event: &AsyncEvent| event.subject == subject);

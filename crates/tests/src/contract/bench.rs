@@ -168,11 +168,7 @@ impl Bench {
     /// The attributes that take a QP through its states.
     pub(crate) fn steps(&self, qp_type: QpType, peer: Qpn, path: Path) -> [(QpAttr, QpAttrMask); 3] {
         if qp_type == QpType::Ud {
-            return [
-                QpAttr::init_ud(self.port_num, QKEY),
-                QpAttr::rtr_ud(),
-                QpAttr::rts(qp_type, FIRST_PSN),
-            ];
+            return [QpAttr::init_ud(self.port_num, QKEY), QpAttr::rtr_ud(), QpAttr::rts(qp_type, FIRST_PSN)];
         }
         let depth = |limit: u32| limit.min(8) as u8;
         let (mut rtr, rtr_mask) = QpAttr::rtr(qp_type, peer, FIRST_PSN, self.port.active_mtu, self.way());

@@ -79,8 +79,7 @@ fn the_default_pkey_is_there_and_the_table_ends(bench: &Bench) -> Outcome {
 }
 
 fn counters_have_names_and_each_once(bench: &Bench) -> Outcome {
-    let mut names: Vec<String> =
-        bench.context.hw_counters(bench.port_num)?.into_iter().map(|(name, _)| name).collect();
+    let mut names: Vec<String> = bench.context.hw_counters(bench.port_num)?.into_iter().map(|(name, _)| name).collect();
     ensure!(names.iter().all(|name| !name.is_empty()), "a counter without a name");
     let all = names.len();
     names.sort();

@@ -117,7 +117,7 @@ fn what_was_destroyed_is_stale(bench: &Bench) -> Outcome {
     let posted = one.qp.post_send(&[scalefabric_verbs::SendWr::new(1, SendOp::Send)]);
     ensure!(posted.is_err_and(|error| error.errno == Errno::EINVAL), "posting to a QP that was destroyed");
     one.cq.destroy()?;
-    refused(one.cq.poll(&mut []), Errno::EINVAL, "polling a completion queue that was destroyed")?;
+    refused(one.cq.destroy(), Errno::EINVAL, "destroying a completion queue twice")?;
     one.mr.destroy()?;
     refused(one.mr.destroy(), Errno::EINVAL, "destroying a region twice")?;
     one.pd.destroy()?;

@@ -82,11 +82,7 @@ fn a_fenced_send_follows_the_read_before_it(bench: &Bench) -> Outcome {
         ..SendWr::new(2, SendOp::Read { remote_addr: other.mr.addr(), rkey: other.mr.rkey() })
     };
     // The same bytes go back: without the fence they might be the old ones.
-    let send = SendWr {
-        flags: SendFlags::SIGNALED | SendFlags::FENCE,
-        sg_list: &into,
-        ..SendWr::new(3, SendOp::Send)
-    };
+    let send = SendWr { flags: SendFlags::SIGNALED | SendFlags::FENCE, sg_list: &into, ..SendWr::new(3, SendOp::Send) };
     one.qp.post_send(&[read, send])?;
     one.good(2)?;
     one.good(3)?;

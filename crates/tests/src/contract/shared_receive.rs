@@ -67,15 +67,15 @@ fn a_queue_holds_what_it_was_made_for(bench: &Bench) -> Outcome {
     let shared = shared(bench, 4)?;
     let (max_wr, max_sge, limit) = shared.srq.query()?;
     ensure!(max_wr >= 4 && max_sge >= 2 && limit == 0, "made for 4 and 2: {max_wr} {max_sge} {limit}");
+    let list = vec![scalefabric_verbs::Sge::default(); max_sge as usize + 1];
+    let error = shared.srq.post_recv(&[RecvWr { wr_id: 2, sg_list: &list }]).err();
+    same!(error.map(|error| error.errno), Some(Errno::EINVAL), "one SGE too many");
     let empty = RecvWr { wr_id: 1, sg_list: &[] };
     for _ in 0..max_wr {
         shared.srq.post_recv(&[empty])?;
     }
     let error = shared.srq.post_recv(&[empty]).err();
     same!(error.map(|error| error.errno), Some(Errno::ENOMEM), "one receive too many");
-    let list = vec![scalefabric_verbs::Sge::default(); max_sge as usize + 1];
-    let error = shared.srq.post_recv(&[RecvWr { wr_id: 2, sg_list: &list }]).err();
-    same!(error.map(|error| error.errno), Some(Errno::EINVAL), "one SGE too many");
     refused(shared.srq.modify(None, Some(max_wr + 1)), Errno::EINVAL, "a limit above the size")?;
     Ok(())
 }
