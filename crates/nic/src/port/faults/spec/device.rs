@@ -167,7 +167,7 @@ fn read<'a>(
         let (key, value) = word.key_value();
         // Only words that this fault's list names.
         let is_allowed = |key: &str| expected.split([' ', ',']).any(|w| w.strip_suffix('=').unwrap_or(w) == key);
-        if !is_allowed(key) && !(expected == FATAL_WORDS && key == "at") {
+        if !(is_allowed(key) || expected == FATAL_WORDS && key == "at") {
             return Err(word.error(expected));
         }
         let Some(value) = value else {
