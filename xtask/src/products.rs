@@ -6,9 +6,11 @@
 //! |---|---|
 //! | `libscalefabric-preload.so` | all of it: the engine, the functions of libibverbs, the hooks of libc |
 //! | `dropin/libibverbs.so.1` | a thin library in the place of libibverbs: its functions jump to the first one |
+//! | `dropin-rdmacm/librdmacm.so.1` | crate `rdmacm`, for machines without a librdmacm |
 //! | `libscalefabric-audit.so` | leads those who ask for libibverbs to the drop-in, whatever their RPATH |
 //!
-//! Version scripts and jumps come from the tables `crates/ibv/abi/symbols.txt` and `crates/preload/abi/private.txt`.
+//! Version scripts and jumps come from the tables `crates/ibv/abi/symbols.txt`, `crates/ibv/abi/rdmacm.txt` and
+//! `crates/preload/abi/private.txt`.
 
 use crate::process::{self, Outcome, cargo, output, root};
 use clap::Args;
@@ -45,7 +47,7 @@ pub fn run(options: &Options) -> Outcome {
 pub fn build(debug: bool) -> Outcome {
     let mut build = cargo();
     build.args(["build", "--quiet"]);
-    for package in ["cli", "preload", "preload-audit"] {
+    for package in ["cli", "preload", "preload-audit", "rdmacm"] {
         build.args(["--package", &format!("scalefabric-{package}")]);
     }
     if !debug {
@@ -66,6 +68,8 @@ struct Tables {
     private_nodes: Vec<String>,
     /// Private names and what the drop-in answers.
     private: Vec<(String, String)>,
+    /// Functions of librdmacm and their node, in the order of the nodes.
+    rdmacm: Vec<(String, String)>,
     /// When they last changed.
     changed: std::time::SystemTime,
 }
@@ -85,25 +89,51 @@ impl Tables {
             _ => Err(format!("a table of symbols has a row with one word: {row:?}")),
         };
         let mut public = rows("ibv/abi/symbols.txt")?.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
-        public.sort_by_key(|(_, node)| node.rsplit('.').next().and_then(|minor| minor.parse::<u32>().ok()));
+        let mut rdmacm = rows("ibv/abi/rdmacm.txt")?.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        for table in [&mut public, &mut rdmacm] {
+            table.sort_by_key(|(_, node)| node.rsplit('.').next().and_then(|minor| minor.parse::<u32>().ok()));
+        }
         let (nodes, private): (Vec<_>, Vec<_>) = rows("preload/abi/private.txt")?
             .into_iter()
             .partition(|row| row.first().is_some_and(|word| word == "nodes"));
         let private_nodes = nodes.into_iter().flat_map(|row| row.into_iter().skip(1)).collect();
         let private = private.into_iter().map(pair).collect::<Result<_, _>>()?;
-        Ok(Self { public, private_nodes, private, changed })
+        Ok(Self { public, private_nodes, private, rdmacm, changed })
     }
 
     /// The nodes IBVERBS_1.x, oldest first.
     fn nodes(&self) -> Vec<&str> {
-        let mut nodes: Vec<&str> = Vec::new();
-        for (_, node) in &self.public {
-            if nodes.last() != Some(&node.as_str()) {
-                nodes.push(node);
-            }
-        }
-        nodes
+        nodes(&self.public)
     }
+}
+
+/// The nodes of a table, oldest first.
+fn nodes(table: &[(String, String)]) -> Vec<&str> {
+    let mut nodes: Vec<&str> = Vec::new();
+    for (_, node) in table {
+        if nodes.last() != Some(&node.as_str()) {
+            nodes.push(node);
+        }
+    }
+    nodes
+}
+
+/// The version script of a table: each function in its node, `local` with the first.
+fn script(table: &[(String, String)], local: &str) -> String {
+    let mut script = String::new();
+    let mut before = "";
+    for node in nodes(table) {
+        let _ = writeln!(script, "{node} {{\n  global:");
+        for (name, _) in table.iter().filter(|(_, of)| of == node) {
+            let _ = writeln!(script, "    {name};");
+        }
+        if before.is_empty() {
+            let _ = writeln!(script, "  local: {local}");
+        }
+        let _ = writeln!(script, "}}{}{before};", if before.is_empty() { "" } else { " " });
+        before = node;
+    }
+    script
 }
 
 struct Products {
@@ -138,6 +168,7 @@ impl Products {
             self.engine(&parts, &engine, &defined)?;
             self.thin(&parts, &thin, &defined)?;
         }
+        self.rdmacm(profile, &parts, newest)?;
         let plain = dropin.join("libibverbs.so");
         if fs::symlink_metadata(&plain).is_err() {
             std::os::unix::fs::symlink("libibverbs.so.1", &plain).map_err(|e| format!("{}: {e}", plain.display()))?;
@@ -150,6 +181,25 @@ impl Products {
         Ok(())
     }
 
+    /// Our own librdmacm: its functions call the engine, which must be there first.
+    fn rdmacm(&self, profile: &Path, parts: &Path, newest: std::time::SystemTime) -> Outcome {
+        let folder = self.folder.join("dropin-rdmacm");
+        fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let (archive, product) = (profile.join("libscalefabric_rdmacm.a"), folder.join("librdmacm.so.1"));
+        if modified(&product) >= newest.max(modified(&archive)) {
+            return Ok(());
+        }
+        let map = parts.join("rdmacm.map");
+        write(&map, &script(&self.tables.rdmacm, "*;"))?;
+        let mut link = cc();
+        link.args(["-Wl,-soname,librdmacm.so.1", "-Wl,-rpath,$ORIGIN/..", "-Wl,--enable-new-dtags"]);
+        link.arg(format!("-Wl,--version-script={}", map.display())).args(["-Wl,--no-undefined", "-Wl,--gc-sections"]);
+        link.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive");
+        link.arg(self.folder.join("libscalefabric-preload.so"));
+        link.args(["-Wl,--as-needed", "-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
+        replace(&product, |new| process::run(link.arg("-o").arg(new)))
+    }
+
     /// Functions that the static library defines.
     fn defined(&self) -> Result<BTreeSet<String>, String> {
         let text =
@@ -160,21 +210,8 @@ impl Products {
     /// The library with everything in it. Hooks of libc stand in no node: an unversioned function satisfies a reference to
     /// any version.
     fn engine(&self, parts: &Path, product: &Path, defined: &BTreeSet<String>) -> Outcome {
-        let mut script = String::new();
-        let mut before = "";
-        for node in self.tables.nodes() {
-            let _ = writeln!(script, "{node} {{\n  global:");
-            for (name, _) in self.tables.public.iter().filter(|(_, of)| of == node) {
-                let _ = writeln!(script, "    {name};");
-            }
-            if before.is_empty() {
-                let _ = writeln!(script, "  local: {LOCAL}");
-            }
-            let _ = writeln!(script, "}}{}{before};", if before.is_empty() { "" } else { " " });
-            before = node;
-        }
         let path = parts.join("preload.map");
-        write(&path, &script)?;
+        write(&path, &script(&self.tables.public, LOCAL))?;
         let mut link = cc();
         link.arg("-Wl,-soname,libscalefabric-preload.so").arg(format!("-Wl,--version-script={}", path.display()));
         for name in self.called().filter(|name| defined.contains(*name)) {

@@ -4,7 +4,7 @@
 //! | way | what the loader is told | for |
 //! |---|---|---|
 //! | preload | LD_PRELOAD | programs that are linked with libibverbs or librdmacm |
-//! | dropin | and LD_LIBRARY_PATH | programs that open libibverbs themselves, hosts without it |
+//! | dropin | and LD_LIBRARY_PATH | programs that open libibverbs themselves, hosts without it or without librdmacm |
 //! | audit | LD_PRELOAD and LD_AUDIT | those that would look elsewhere first |
 
 mod closure;
@@ -87,13 +87,17 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let plans = plans(&nic, options.device.as_deref())?;
     let program = program::find(&options.program[0], options.mode == Mode::Auto)?;
     let library_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let mode = match options.mode {
-        Mode::Auto => choose(&closure::follow(&program.elf_file, program.elf, &library_path)),
-        mode => mode,
+    // Our librdmacm has no rsockets: it stands in only where there is no other.
+    let (mode, own_rdmacm) = match options.mode {
+        Mode::Auto => {
+            let closure = closure::follow(&program.elf_file, program.elf, &library_path);
+            (choose(&closure), closure.is_missing("librdmacm"))
+        }
+        mode => (mode, false),
     };
     let mut command = Command::new(&program.file);
     command.arg0(&options.program[0]).args(&options.program[1..]);
-    for (name, value) in environment(options, mode, &products, &plans)? {
+    for (name, value) in environment(options, mode, own_rdmacm, &products, &plans)? {
         command.env(name, value);
     }
     if options.show {
@@ -160,6 +164,7 @@ fn plans(nic: &NicOptions, only: Option<&str>) -> Result<Vec<DevicePlan>, Failur
 struct Products {
     preload: PathBuf,
     dropin: PathBuf,
+    dropin_rdmacm: PathBuf,
     audit: PathBuf,
 }
 
@@ -177,6 +182,7 @@ impl Products {
             let products = Self {
                 preload: folder.join("libscalefabric-preload.so"),
                 dropin: folder.join("dropin"),
+                dropin_rdmacm: folder.join("dropin-rdmacm"),
                 audit: folder.join("libscalefabric-audit.so"),
             };
             if products.preload.exists() && products.dropin.join("libibverbs.so.1").exists() && products.audit.exists()
@@ -205,12 +211,20 @@ impl Products {
 fn environment(
     options: &Options,
     mode: Mode,
+    own_rdmacm: bool,
     products: &Products,
     plans: &[DevicePlan],
 ) -> Result<Vec<(&'static str, OsString)>, Failure> {
     let mut set: Vec<(&str, OsString)> = vec![("LD_PRELOAD", before("LD_PRELOAD", &products.preload))];
     match mode {
-        Mode::Dropin => set.push(("LD_LIBRARY_PATH", before("LD_LIBRARY_PATH", &products.dropin))),
+        Mode::Dropin => {
+            let mut list = before("LD_LIBRARY_PATH", &products.dropin);
+            if own_rdmacm {
+                list.push(":");
+                list.push(&products.dropin_rdmacm);
+            }
+            set.push(("LD_LIBRARY_PATH", list));
+        }
         Mode::Audit => set.push(("LD_AUDIT", before("LD_AUDIT", &products.audit))),
         Mode::Auto | Mode::Preload => {}
     }

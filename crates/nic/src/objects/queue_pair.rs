@@ -105,13 +105,14 @@ impl QpObject {
             ud: qp_type == QpType::Ud,
         });
         let recv = own_recv.then(|| RecvRing::new(cap.max_recv_wr.max(1), cap.max_recv_sge.max(1)));
-        // What the QP really has: at least what was asked for (clause 11.2.4.1).
+        // What the QP really has: at least what was asked for (clause 11.2.4.1), and never more than the device: programs ask
+        // for it again (libfabric, when it tries how much inline data there is).
         let cap = QpCap {
-            max_send_wr: send.capacity(),
-            max_send_sge: send.max_sge(),
+            max_send_wr: send.capacity().min(attr.max_qp_wr),
+            max_send_sge: send.max_sge().min(attr.max_sge),
             max_inline_data: send.max_inline().min(inline),
-            max_recv_wr: recv.as_ref().map_or(0, RecvRing::capacity),
-            max_recv_sge: recv.as_ref().map_or(0, RecvRing::max_sge),
+            max_recv_wr: recv.as_ref().map_or(0, |recv| recv.capacity().min(attr.max_qp_wr)),
+            max_recv_sge: recv.as_ref().map_or(0, |recv| recv.max_sge().min(attr.max_sge)),
         };
         let new = NewQp {
             qp_type,

@@ -98,7 +98,8 @@ impl SendRing {
         Self {
             slots: Slots::new(capacity, head + data_units),
             capacity,
-            max_sge: (data_units as u32 * 4).min(255),
+            // Room that inline data needs gives no more SGEs: the device's limit is in SGEs.
+            max_sge: config.max_sge.max(1).next_multiple_of(4).min(255),
             max_inline: (data_units * UNIT_BYTES) as u32,
             data_word: head * WORDS,
             ud: config.ud,

@@ -62,6 +62,25 @@ fn the_wr_at_fault_is_named_and_those_before_it_are_sent() {
 }
 
 #[test]
+fn a_qp_has_no_more_than_its_device_however_it_is_rounded() {
+    let w = World::new(1);
+    let node = &w.nodes[0];
+    let limits = node.ctx.query_device().unwrap();
+    let most = QpCap {
+        max_send_wr: limits.max_qp_wr,
+        max_recv_wr: limits.max_qp_wr,
+        max_send_sge: 1,
+        max_recv_sge: limits.max_sge,
+        max_inline_data: limits.max_inline_data,
+    };
+    let make = |cap| node.pd.create_qp(&QpInit { cap, ..node.qp_init(QpType::Rc) }).unwrap();
+    let has = make(most).query().unwrap().0.cap;
+    assert!(has.max_send_sge < limits.max_sge, "room for inline data gives no SGEs: {has:?}");
+    // What it has can be asked for again.
+    make(has);
+}
+
+#[test]
 fn inline_has_its_rules() {
     let w = World::new(2);
     let [a, _b] = w.connect(QpType::Rc);
