@@ -36,7 +36,7 @@ fn wrong_use_ends_with_2_and_a_sentence() {
 
 #[test]
 fn help_of_each_command_has_an_example() {
-    for command in ["demo", "devices", "gids", "counters", "res", "decode", "bench", "personalities"] {
+    for command in ["run", "demo", "devices", "gids", "counters", "res", "decode", "bench", "personalities"] {
         let output = sfab(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("Example"), "{command}: {text}");
