@@ -8,12 +8,13 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use scalefabric_ibv::abi;
 use scalefabric_verbs::{Context, DeviceMemory, Errno, MemoryRegion, ProtectionDomain, Provider, VerbsError};
 
 use super::answer::{Outcome, stale};
+use super::lock::{Lock, Locked};
 use super::object::ROOM;
 use super::{
     completion, completion_ex, device, memory, post, query, queue_pair, regions, shared_receive_queue, windows,
@@ -40,11 +41,11 @@ pub struct Open {
     verbs: Arc<dyn Context>,
     /// The process that opened it, and what a forked child has opened in its place.
     process: u32,
-    child: Mutex<Option<(u32, Arc<dyn Context>)>>,
+    child: Lock<Option<(u32, Arc<dyn Context>)>>,
     name: String,
     /// What contexts of the same `cmd_fd` share.
     pub shared: Arc<Shared>,
-    objects: Mutex<Objects>,
+    objects: Lock<Objects>,
     _cmd_fd: OwnedFd,
 }
 
@@ -66,9 +67,9 @@ unsafe impl Send for Objects {}
 #[derive(Default)]
 pub struct Shared {
     /// Contexts that use it; the exporter's `verbs`.
-    verbs: Mutex<Option<Weak<dyn Context>>>,
+    verbs: Lock<Option<Weak<dyn Context>>>,
     device: AtomicPtr<abi::Device>,
-    tables: Mutex<Exports>,
+    tables: Lock<Exports>,
 }
 
 /// See [`Shared`].
@@ -84,8 +85,8 @@ pub struct Exports {
 
 impl Shared {
     /// The tables.
-    pub fn exports(&self) -> MutexGuard<'_, Exports> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn exports(&self) -> Locked<'_, Exports> {
+        self.tables.lock()
     }
 }
 
@@ -97,7 +98,7 @@ impl Open {
         if process == self.process {
             return Ok(self.verbs.clone());
         }
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = self.child.lock();
         match &*child {
             Some((by, verbs)) if *by == process => Ok(verbs.clone()),
             _ => {
@@ -109,8 +110,8 @@ impl Open {
     }
 
     /// The objects.
-    pub fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn objects(&self) -> Locked<'_, Objects> {
+        self.objects.lock()
     }
 }
 
@@ -145,10 +146,10 @@ pub unsafe fn open<'a>(context: *mut abi::Context) -> Outcome<&'a Open> {
 }
 
 /// Contexts by the identity of their `cmd_fd`.
-static EXPORTED: Mutex<Option<HashMap<(u64, u64), Weak<Shared>>>> = Mutex::new(None);
+static EXPORTED: Lock<Option<HashMap<(u64, u64), Weak<Shared>>>> = Lock::new(None);
 
-fn exported() -> MutexGuard<'static, Option<HashMap<(u64, u64), Weak<Shared>>>> {
-    EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
+fn exported() -> Locked<'static, Option<HashMap<(u64, u64), Weak<Shared>>>> {
+    EXPORTED.lock()
 }
 
 fn identity(fd: c_int) -> Option<(u64, u64)> {
@@ -173,7 +174,7 @@ pub fn make(device: *mut abi::Device, name: &str, verbs: Arc<dyn Context>) -> Ou
     // SAFETY: just made, and nobody else's.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let shared = Arc::new(Shared::default());
-    *shared.verbs.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(&verbs));
+    *shared.verbs.lock() = Some(Arc::downgrade(&verbs));
     shared.device.store(device, Ordering::Release);
     if let Some(identity) = identity(fd.as_raw_fd()) {
         let mut exported = exported();
@@ -187,7 +188,7 @@ pub fn make(device: *mut abi::Device, name: &str, verbs: Arc<dyn Context>) -> Ou
 /// Another context of the device that was opened with this `cmd_fd`. `None` if it is no descriptor of ours.
 pub fn import(cmd_fd: c_int) -> Option<Outcome<*mut abi::Context>> {
     let shared = exported().as_ref()?.get(&identity(cmd_fd)?)?.upgrade()?;
-    let verbs = shared.verbs.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()?;
+    let verbs = shared.verbs.lock().as_ref()?.upgrade()?;
     // SAFETY: the program hands the descriptor over; the context owns it from now on.
     let fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
     Some(make_with(shared.device.load(Ordering::Acquire), verbs, shared, fd))
@@ -205,10 +206,10 @@ fn make_with(
     let open = Box::new(Open {
         name: verbs.device().name,
         process: std::process::id(),
-        child: Mutex::new(None),
+        child: Lock::new(None),
         verbs,
         shared,
-        objects: Mutex::default(),
+        objects: Lock::default(),
         _cmd_fd: cmd_fd,
     });
     // SAFETY: `allocate` gives a context within a block that holds a `Tail`, zero but for what it says.
@@ -377,7 +378,7 @@ pub unsafe fn close(context: *mut abi::Context) -> Outcome {
 }
 
 /// Closed contexts, whose memory is kept a while: calls on them are refused as long as it is there.
-static CLOSED: Mutex<VecDeque<[usize; 2]>> = Mutex::new(VecDeque::new());
+static CLOSED: Lock<VecDeque<[usize; 2]>> = Lock::new(VecDeque::new());
 
 /// # Safety
 /// `context` is closed.
@@ -391,7 +392,7 @@ unsafe fn rest(context: *mut abi::Context) {
     };
     // The library's own part was allocated with the context.
     let private = if private == answers() { 0 } else { private as usize };
-    let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut closed = CLOSED.lock();
     closed.push_back([block, private]);
     if closed.len() > 32
         && let Some(memory) = closed.pop_front()

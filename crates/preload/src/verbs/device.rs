@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use scalefabric_ibv::abi;
 use scalefabric_nic::options::Options;
@@ -17,6 +17,7 @@ use scalefabric_verbs::{DeviceInfo, Provider, VerbsError};
 use super::answer::{Outcome, or_minus, pointer, set_errno, stale, status, tell};
 use super::behind::behind;
 use super::context;
+use super::lock::Lock;
 use super::object::{ROOM, sign};
 
 /// `IBV_NODE_CA` and `IBV_TRANSPORT_IB`: librdmacm asks for routes only where the transport is InfiniBand's.
@@ -94,12 +95,12 @@ pub fn provider() -> Outcome<&'static SoftwareProvider> {
 }
 
 /// Devices by name.
-static KNOWN: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
+static KNOWN: Lock<Option<HashMap<String, usize>>> = Lock::new(None);
 
 /// Our devices that are there now.
 fn ours() -> Outcome<Vec<*mut abi::Device>> {
     let infos = provider()?.devices()?;
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = KNOWN.lock();
     let known = known.get_or_insert_default();
     let device = |info: DeviceInfo| *known.entry(info.name.clone()).or_insert_with(|| make(info) as usize);
     Ok(infos.into_iter().map(device).map(|device| device as *mut abi::Device).collect())

@@ -10,12 +10,12 @@ use std::alloc::{Layout, dealloc};
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use scalefabric_ibv::abi;
 
 use super::answer::{Outcome, stale};
 use super::context;
+use super::lock::Lock;
 
 /// Zero bytes behind each structure of C.
 pub const ROOM: usize = 256;
@@ -144,10 +144,10 @@ struct Grave(*mut u8, Layout);
 // SAFETY: the memory belongs to the graveyard alone.
 unsafe impl Send for Grave {}
 
-static GRAVEYARD: Mutex<VecDeque<Grave>> = Mutex::new(VecDeque::new());
+static GRAVEYARD: Lock<VecDeque<Grave>> = Lock::new(VecDeque::new());
 
 fn rest(memory: *mut u8, layout: Layout) {
-    let mut graves = GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut graves = GRAVEYARD.lock();
     graves.push_back(Grave(memory, layout));
     if graves.len() > GRAVES
         && let Some(Grave(memory, layout)) = graves.pop_front()

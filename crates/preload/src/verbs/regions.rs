@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use scalefabric_ibv::abi;
 use scalefabric_verbs::{AccessFlags, Errno, LKey, MemoryRegion, MrAdvice, Sge, VerbsError};
@@ -10,6 +10,7 @@ use scalefabric_verbs::{AccessFlags, Errno, LKey, MemoryRegion, MrAdvice, Sge, V
 use super::answer::{Outcome, pointer, status, tell, unsupported};
 use super::behind::behind;
 use super::context;
+use super::lock::{Lock, Locked};
 use super::memory::{DmPart, not_there, pd_of};
 use super::object::{Object, Part, beside, is_ours, next_handle, of};
 
@@ -212,9 +213,9 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut abi::Pd, size: usize, buf: *mut 
 }
 
 /// Buffers of ours: nothing in one tells from outside whose it is.
-fn buffers() -> MutexGuard<'static, BTreeSet<usize>> {
-    static BUFFERS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
-    BUFFERS.lock().unwrap_or_else(PoisonError::into_inner)
+fn buffers() -> Locked<'static, BTreeSet<usize>> {
+    static BUFFERS: Lock<BTreeSet<usize>> = Lock::new(BTreeSet::new());
+    BUFFERS.lock()
 }
 
 /// True for a buffer of ours.
