@@ -98,6 +98,7 @@ impl<'a> Stage<'a> {
         let shown = |path: &Path| path.display().to_string();
         words.insert("tmp".to_owned(), shown(folder));
         words.insert("sfab".to_owned(), shown(&rig.sfab));
+        words.insert("libraries".to_owned(), shown(&rig.sfab.with_file_name("scalefabric")));
         words.insert("cases".to_owned(), shown(&super::folder()));
         words.insert("port".to_owned(), (rig.first_port + index).to_string());
         words.insert("pyverbs".to_owned(), rig.pyverbs.as_deref().map_or_else(String::new, shown));
