@@ -108,6 +108,35 @@ fn faults_are_told_in_the_capture() {
 }
 
 #[test]
+fn what_no_packet_shows_stands_in_the_next_ones_comment() {
+    let file = Scratch::new("notes");
+    let capture = Capture::create(&file.0, 0).unwrap();
+    let mut tape = capture.tape("sim/1");
+    let address = std::net::Ipv4Addr::new(10, 0, 0, 1).into();
+    let datagram = Datagram {
+        src: address,
+        src_port: 0xc000,
+        dst: address,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+        ip_id: 0,
+        bytes: &[0; 20],
+    };
+    capture.note("fault: port 1 down");
+    capture.note("fault: port 1 up again");
+    tape.record(1, Way::Out, &datagram, "fault: delayed");
+    tape.record(2, Way::Out, &datagram, "");
+    capture.finish().unwrap();
+    let bytes = std::fs::read(&file.0).unwrap();
+    let mut reader = Reader::new(&bytes).unwrap();
+    let comments: Vec<_> =
+        std::iter::from_fn(|| reader.next()).map(|record| record.unwrap().comment.map(str::to_owned)).collect();
+    let first = "fault: port 1 down; fault: port 1 up again; fault: delayed".to_owned();
+    assert_eq!(comments, [Some(first), None]);
+}
+
+#[test]
 fn tshark_agrees_about_headers_and_icrcs() {
     if Command::new("tshark").arg("--version").output().is_err() {
         eprintln!("skipped: tshark is not installed");

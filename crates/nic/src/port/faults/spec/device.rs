@@ -103,7 +103,7 @@ pub struct DeviceRule {
 
 const PORT_WORDS: &str = "one of at=, for=, port=";
 const GID_WORDS: &str = "one of at=, for=, port=, index=";
-const FATAL_WORDS: &str = "at=TIME";
+const FATAL_WORDS: &str = "at= and a time";
 const QP_WORDS: &str = "one of qp=, packet=, every=, chance=, at=, after=";
 const WC_WORDS: &str = "one of status=, qp=, packet=, every=, chance=, at=, after=, for=";
 const RNR_WORDS: &str = "one of qp=, packet=, every=, chance=, at=, after=, for=";
@@ -167,7 +167,7 @@ fn read<'a>(
         let (key, value) = word.key_value();
         // Only words that this fault's list names.
         let is_allowed = |key: &str| expected.split([' ', ',']).any(|w| w.strip_suffix('=').unwrap_or(w) == key);
-        if !(is_allowed(key) || expected == FATAL_WORDS && key == "at") {
+        if !is_allowed(key) {
             return Err(word.error(expected));
         }
         let Some(value) = value else {
