@@ -10,7 +10,7 @@ use std::process::Command;
 /// Options of `interop`.
 #[derive(Args)]
 pub struct Options {
-    /// Only these subjects, such as `rc-send uc`; default all.
+    /// Only these subjects, such as `rc-send uc contract`; default all.
     subjects: Vec<String>,
 }
 
@@ -23,7 +23,7 @@ pub fn run(options: &Options) -> Outcome {
     let folder = process::target_folder()?;
     let work = folder.join("rig");
     std::fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
-    process::step("the software NIC's program", || {
+    process::step("the software NIC's program, and the contract's tests", || {
         process::run(cargo().args([
             "build",
             "--release",
@@ -32,6 +32,8 @@ pub fn run(options: &Options) -> Outcome {
             "scalefabric-tests",
             "--bin",
             "rigpeer",
+            "--bin",
+            "contract",
         ]))
     })?;
     process::step("the guest: a Debian kernel and a small root file system", || {
@@ -46,6 +48,7 @@ pub fn run(options: &Options) -> Outcome {
                 .env("RIG_WORK", &work)
                 .env("RIG_NAME", format!("rig-{}", std::process::id()))
                 .env("RIGPEER", folder.join("release/rigpeer"))
+                .env("CONTRACT", folder.join("release/contract"))
                 .env("GOLDEN", root().join("crates/tests/golden/rxe"))
                 .env("ONLY", options.subjects.join(" ")),
         )

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong use or wrong input, 130 interrupted.
 
+mod backend;
 mod bench;
 mod command;
 mod demo;

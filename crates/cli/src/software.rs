@@ -1,4 +1,4 @@
-//! Opening the software NIC with what the command line says. The only file of this crate that names a backend.
+//! Opening the software NIC with what the command line says. This file and `backend.rs` name backends, and no other does.
 
 use crate::failure::{During, Failure};
 use scalefabric_nic::options::Options;

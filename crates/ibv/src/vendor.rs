@@ -42,6 +42,8 @@ pub struct Vendor {
     pub gid_rule: &'static str,
     /// What to know when `modify` refuses what is right by the standard; empty: nothing.
     pub modify_note: &'static str,
+    /// Its user library reads the region of a bind also when it unbinds, and there is none then.
+    pub unbind_reads_region: bool,
     /// What else is known.
     pub quirks: &'static [&'static str],
     /// Where all this comes from.
@@ -69,6 +71,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "type 1 and type 2B",
         gid_rule: BY_ADDRESS,
         modify_note: "the path MTU may not exceed the port's, and a VLAN of the GID must exist on the interface",
+        unbind_reads_region: false,
         quirks: &[
             "inline bytes depend on the SGEs asked for: both share a WQE",
             "queues are rounded up to powers of two, and `cap` says what came out",
@@ -89,6 +92,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "type 1 and type 2B",
         gid_rule: BY_ADDRESS,
         modify_note: "the path MTU may not exceed the interface's less 64 bytes",
+        unbind_reads_region: false,
         quirks: &["96 inline bytes with WQEs of fixed size (P5 and before), more with variable ones (P7)"],
         source: "rdma-core providers/bnxt_re/bnxt_re-abi.h (BNXT_RE_MAX_INLINE_SIZE), verbs.c",
     },
@@ -105,6 +109,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "type 1 and type 2B",
         gid_rule: BY_ADDRESS,
         modify_note: "E810 starts as RoCEv2 or iWARP by a module option: as iWARP it takes no modify to RTR from programs",
+        unbind_reads_region: false,
         quirks: &["X722 is iWARP only, with 48 inline bytes"],
         source: "Linux drivers/infiniband/hw/irdma/user.h (IRDMA_MAX_INLINE_DATA_SIZE), i40iw_hw.h",
     },
@@ -121,6 +126,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "none",
         gid_rule: "one GID, which is the device's own address and no IP address: index 0",
         modify_note: "only STATE, PKEY_INDEX, PORT, QKEY, SQ_PSN and RNR_RETRY can be set",
+        unbind_reads_region: false,
         quirks: &[
             "UD, and SRD through efadv_create_driver_qp, which this contract does not have",
             "query_qp refuses attributes that it does not have",
@@ -141,6 +147,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "none",
         gid_rule: "one GID, made of the MAC address: index 0; connections go by rdma_cm",
         modify_note: "a QP is connected by rdma_cm, not by modify to RTR",
+        unbind_reads_region: false,
         quirks: &["max_send_wr and max_recv_wr of 0 are refused, also without receives", "one SGE in a receive WR"],
         source: "Linux drivers/infiniband/hw/erdma/erdma_verbs.c (erdma_qp_validate_cap), erdma_verbs.h",
     },
@@ -157,6 +164,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "type 1",
         gid_rule: BY_ADDRESS,
         modify_note: "",
+        unbind_reads_region: false,
         quirks: &["32 inline bytes on HIP08, 1024 on HIP09", "queues are rounded up to powers of two"],
         source: "rdma-core providers/hns/hns_roce_u.h (HNS_ROCE_MAX_RC_INL_INN_SZ); Linux hns_roce_hw_v2.h",
     },
@@ -173,11 +181,14 @@ pub const VENDORS: &[Vendor] = &[
         windows: "type 1 and type 2B",
         gid_rule: "GID 0 is the link-local address of the MAC; IP addresses follow",
         modify_note: "",
+        unbind_reads_region: true,
         quirks: &[
             "no XRC, whatever its capability flags say",
             "atomics are atomic among its own QPs only",
             "modify to RTR with a path MTU above the port's is refused; one of the port is 1024 at an interface MTU of 1500",
             "max_inline_data is rounded up to whole SGEs of 16 bytes",
+            "an atomic that is not aligned is refused when it is posted",
+            "where it departs from the contract: the table of deviations in the contract's own tests",
         ],
         source: "Linux drivers/infiniband/sw/rxe/rxe_param.h, rxe_qp.c (rxe_qp_chk_init)",
     },
@@ -194,6 +205,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "none",
         gid_rule: "one GID, made of the MAC address: index 0; connections go by rdma_cm",
         modify_note: "a QP is connected by rdma_cm, not by modify to RTR",
+        unbind_reads_region: false,
         quirks: &["one SGE in a READ", "no immediate data"],
         source: "Linux drivers/infiniband/sw/siw/siw.h, include/uapi/rdma/siw-abi.h (SIW_MAX_INLINE)",
     },
@@ -210,6 +222,7 @@ pub const VENDORS: &[Vendor] = &[
         windows: "type 1 and type 2B",
         gid_rule: BY_ADDRESS,
         modify_note: "",
+        unbind_reads_region: false,
         quirks: &["this project's software NIC, seen through its C door; a personality changes what it has"],
         source: "crates/nic/src/config.rs",
     },

@@ -3,6 +3,7 @@
 # Run through boot.sh:  boot.sh run -n 1 -p 1 interop.sh
 #   RIGPEER   the software NIC's program (target/release/rigpeer)
 #   GOLDEN    the folder with the kernel's own logs (tests/golden/rxe)
+#   CONTRACT  the contract's own tests (target/release/contract), which run in the guest on rxe0
 #   ONLY      subjects to run, space separated (default all)
 # Ends with a line `interop: N passed, N failed`; exit code 1 if any failed.
 set -uo pipefail
@@ -63,5 +64,13 @@ subject rc-nak-range  "-q rc"              "-q rc -o write:64,bad_len:64"
 subject rc-dscp       "-q rc -C 0x68"      "-q rc -C 0x68 -o send:64,write:2048"
 subject v6-rc         "-q rc"              "-q rc -o send:5,send:64,send_imm:1500,write:3000,read:3000,cas,faa" 6
 subject v6-ud         "-q ud"              "-q ud -o send:64,send_imm:5" 6
+# The contract's own tests on Linux's rxe, through crate ibv and the guest's libibverbs and librdmacm.
+if [ -n "${CONTRACT:-}" ] && { [ -z "$ONLY" ] || [[ " $ONLY " == *" contract "* ]]; }; then
+  cp "$CONTRACT" "$RIG_STATE/share/contract"
+  if RIG_T=900 $RIG exec 1 '/share/contract --backend ibv --device rxe0 --at-least 60' >"$T/contract" 2>&1; then
+    pass=$((pass+1)); printf 'ok    contract: %s\n' "$(tail -1 "$T/contract")"
+  else fail=$((fail+1)); printf 'FAIL  contract\n'; fi
+  grep -aE '^(skip|known|FAIL) ' "$T/contract" | sed 's/^/      /'
+fi
 echo "interop: $pass passed, $fail failed"
 [ "$fail" = 0 ]

@@ -18,6 +18,7 @@ mod report;
 pub mod step;
 mod target;
 
+use crate::backend::Backend;
 use crate::failure::{During, Failure};
 use crate::software::{self, SoftwareOptions};
 use crate::units;
@@ -52,8 +53,12 @@ const ACK_TIMEOUT_WITH_FAULTS: u8 = 13;
   sudo sfab demo --netns                  two network namespaces as two hosts
   sfab demo --size 64K --iterations 500   one size, more messages
   sfab demo --listen 0.0.0.0:7000         this machine is the target of another one,
-  sfab demo --connect 10.0.0.1:7000       which runs this")]
+  sfab demo --connect 10.0.0.1:7000       which runs this
+  sfab demo --backend ibv --device rxe0   on a device of libibverbs")]
 pub struct Options {
+    /// Who makes the objects
+    #[arg(long, value_enum, default_value = "software")]
+    pub backend: Backend,
     /// Device (default: the loopback device; with --netns the link between the namespaces)
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
@@ -119,6 +124,7 @@ impl Options {
         let mut arguments =
             vec!["--port".to_owned(), self.port.to_string(), "--seed".to_owned(), self.seed.to_string()];
         let mut give = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        give("--backend", self.backend.name().to_owned());
         for size in &self.size {
             give("--size", size.to_string());
         }
@@ -160,6 +166,12 @@ impl Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     // What is wrong with the faults is said here, once, and not by each child.
     software::check_faults(&options.fault)?;
+    let asked = SoftwareOptions {
+        faults: options.fault.clone(),
+        capture: options.capture.clone(),
+        ..SoftwareOptions::default()
+    };
+    options.backend.check(&asked)?;
     if let Some(file) = &options.capture {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
         opened.map_err(|error| Failure::usage(format!("--capture {}: cannot be written: {error}", file.display())))?;
@@ -202,9 +214,8 @@ fn one_side(options: &Options, reporter: &Reporter) -> Result<(), Failure> {
         capture: options.capture.clone(),
         personality: None,
     };
-    let provider = software::provider(&software)?;
     let interface = options.interface.as_deref().unwrap_or("lo");
-    let name = software::choose(provider.as_ref(), options.device.as_deref(), interface)?;
+    let (provider, name) = options.backend.open(&software, options.device.as_deref(), interface)?;
     let context = provider.open(&name).during(|| format!("open device {name}"))?;
     let ports = context.query_device().during(|| format!("query device {name}"))?.phys_port_cnt;
     if options.port > ports {

@@ -99,6 +99,16 @@ impl IbvCmId {
         self.handle.enter_or("identifier")
     }
 
+    /// librdmacm looks into the device of an identifier without asking whether there is one.
+    fn enter_bound(&self, what: &str) -> Result<Inside<'_, abi::CmId>, VerbsError> {
+        let id = self.enter()?;
+        // SAFETY: a living identifier.
+        if unsafe { (*id.pointer()).verbs.is_null() } {
+            return Err(VerbsError::invalid(format!("cannot {what}: the identifier has no device yet; resolve an address")));
+        }
+        Ok(id)
+    }
+
     fn joins(&self) -> MutexGuard<'_, HashMap<u32, Join>> {
         self.joins.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -240,14 +250,14 @@ impl CmId for IbvCmId {
     }
 
     fn connect(&self, param: &ConnParam) -> Result<(), VerbsError> {
-        let id = self.enter()?;
+        let id = self.enter_bound("connect")?;
         let mut raw = conn_param(param)?;
         // SAFETY: a living identifier without a QP of librdmacm: the number in the parameters counts.
         done(unsafe { (self.cm.connect)(id.pointer(), &mut raw) }, "connect")
     }
 
     fn accept(&self, param: Option<&ConnParam>, uid: Option<u64>, ece: Ece) -> Result<(), VerbsError> {
-        let id = self.enter()?;
+        let id = self.enter_bound("accept")?;
         if let Some(uid) = uid {
             self.set_uid(uid);
         }
@@ -291,7 +301,7 @@ impl CmId for IbvCmId {
 
     fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask), VerbsError> {
         let init = self.cm.init_qp_attr.ok_or_else(|| explain::unsupported("rdma_init_qp_attr"))?;
-        let id = self.enter()?;
+        let id = self.enter_bound("say what brings a QP up")?;
         // SAFETY: all members are numbers.
         let mut attr: abi::QpAttr = unsafe { core::mem::zeroed() };
         attr.qp_state = state as u32;
@@ -346,7 +356,7 @@ impl CmId for IbvCmId {
 
     fn join_multicast(&self, address: CmAddr, flags: JoinFlags, uid: u64) -> Result<u32, VerbsError> {
         let join = self.cm.join_multicast_ex.ok_or_else(|| explain::unsupported("rdma_join_multicast_ex"))?;
-        let id = self.enter()?;
+        let id = self.enter_bound("join a group")?;
         let number = next_number();
         let group = address::to_c(&address);
         let mut attr = abi::CmJoinMcAttrEx {

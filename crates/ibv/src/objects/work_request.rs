@@ -201,17 +201,24 @@ fn bound_region<'a>(mr: &'a dyn MemoryRegion) -> Result<Inside<'a, abi::Mr>, Ref
 }
 
 fn bind_window<'a>(bind: &BindMw<'a>, held: &mut Held<'a>) -> Result<abi::WrBindMw, Refusal> {
-    let mw = bind.mw.as_any().downcast_ref::<MwObject>().ok_or(FOREIGN_MW)?;
-    let mw = mw.handle.enter().ok_or((Errno::EINVAL, "the memory window was destroyed"))?;
+    let object = bind.mw.as_any().downcast_ref::<MwObject>().ok_or(FOREIGN_MW)?;
+    let mw = object.handle.enter().ok_or((Errno::EINVAL, "the memory window was destroyed"))?;
     let mr = bind.mr.map(bound_region).transpose()?;
-    let made = abi::WrBindMw { mw: mw.pointer(), rkey: bind.rkey.0, bind_info: bind_info(bind, mr.as_ref()) };
+    let made = abi::WrBindMw { mw: mw.pointer(), rkey: bind.rkey.0, bind_info: bind_info(object, bind, mr.as_ref()) };
     (held.mw, held.mr) = (Some(mw), mr);
     Ok(made)
 }
 
-fn bind_info(bind: &BindMw<'_>, mr: Option<&Inside<'_, abi::Mr>>) -> abi::MwBindInfo {
+/// A region whose keys are 0, for user libraries that read one where there is none. It is only read.
+static NO_REGION: [u64; size_of::<abi::Mr>() / 8] = [0; size_of::<abi::Mr>() / 8];
+
+fn bind_info(mw: &MwObject, bind: &BindMw<'_>, mr: Option<&Inside<'_, abi::Mr>>) -> abi::MwBindInfo {
+    let none = || match mw.device.vendor() {
+        Some(vendor) if vendor.unbind_reads_region => NO_REGION.as_ptr().cast_mut().cast(),
+        _ => core::ptr::null_mut(),
+    };
     abi::MwBindInfo {
-        mr: mr.map_or(core::ptr::null_mut(), Inside::pointer),
+        mr: mr.map_or_else(none, Inside::pointer),
         addr: bind.addr,
         length: bind.length,
         mw_access_flags: bind.access.bits(),
@@ -224,7 +231,7 @@ pub(crate) fn bind_type1<'a>(
 ) -> Result<(&'a MwObject, Option<Inside<'a, abi::Mr>>, abi::MwBindInfo), Refusal> {
     let mw = bind.mw.as_any().downcast_ref::<MwObject>().ok_or(FOREIGN_MW)?;
     let mr = bind.mr.map(bound_region).transpose()?;
-    let info = bind_info(bind, mr.as_ref());
+    let info = bind_info(mw, bind, mr.as_ref());
     Ok((mw, mr, info))
 }
 

@@ -13,6 +13,7 @@ cases![
     a_transition_without_a_required_attribute_is_refused_and_changes_nothing,
     a_transition_that_does_not_exist_is_refused,
     values_beyond_the_port_are_refused_and_named,
+    a_pkey_beyond_the_table_is_refused,
     attributes_read_back_as_they_were_set,
     sends_are_refused_before_rts,
     receives_are_refused_in_reset,
@@ -100,10 +101,6 @@ fn values_beyond_the_port_are_refused_and_named(bench: &Bench) -> Outcome {
     init.port_num = bench.attr.phys_port_cnt + 1;
     let error = refused(end.qp.modify(&init, mask), Errno::EINVAL, "a port that does not exist")?;
     ensure!(error.message.contains("port_num"), "`{}` does not name port_num", error.message);
-    let (end, mut init, mask, _) = fresh()?;
-    init.pkey_index = bench.port.pkey_tbl_len;
-    let error = refused(end.qp.modify(&init, mask), Errno::EINVAL, "a P_Key beyond the table")?;
-    ensure!(error.message.contains("pkey_index"), "`{}` does not name pkey_index", error.message);
     if bench.port.active_mtu < Mtu::Mtu4096 {
         let (end, init, mask, (mut rtr, rtr_mask)) = fresh()?;
         end.qp.modify(&init, mask)?;
@@ -117,6 +114,15 @@ fn values_beyond_the_port_are_refused_and_named(bench: &Bench) -> Outcome {
     rtr.ah_attr.sgid_index = beyond;
     let error = refused(end.qp.modify(&rtr, rtr_mask), Errno::EINVAL, "a GID beyond the table")?;
     ensure!(error.message.contains("sgid_index"), "`{}` does not name sgid_index", error.message);
+    Ok(())
+}
+
+fn a_pkey_beyond_the_table_is_refused(bench: &Bench) -> Outcome {
+    let end = bench.end(&Shape::new(QpType::Rc))?;
+    let [(mut init, mask), ..] = bench.steps(QpType::Rc, end.qp.qp_num(), Path::default());
+    init.pkey_index = bench.port.pkey_tbl_len;
+    let error = refused(end.qp.modify(&init, mask), Errno::EINVAL, "a P_Key beyond the table")?;
+    ensure!(error.message.contains("pkey_index"), "`{}` does not name pkey_index", error.message);
     Ok(())
 }
 
