@@ -185,7 +185,7 @@ pub const VENDORS: &[Vendor] = &[
         quirks: &[
             "no XRC, whatever its capability flags say",
             "atomics are atomic among its own QPs only",
-            "modify to RTR with a path MTU above the port's is refused; one of the port is 1024 at an interface MTU of 1500",
+            "a path MTU above the port's is taken; the port's is 1024 at an interface MTU of 1500",
             "max_inline_data is rounded up to whole SGEs of 16 bytes",
             "an atomic that is not aligned is refused when it is posted",
             "where it departs from the contract: the table of deviations in the contract's own tests",

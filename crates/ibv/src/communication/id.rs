@@ -104,7 +104,9 @@ impl IbvCmId {
         let id = self.enter()?;
         // SAFETY: a living identifier.
         if unsafe { (*id.pointer()).verbs.is_null() } {
-            return Err(VerbsError::invalid(format!("cannot {what}: the identifier has no device yet; resolve an address")));
+            return Err(VerbsError::invalid(format!(
+                "cannot {what}: the identifier has no device yet; resolve an address"
+            )));
         }
         Ok(id)
     }
@@ -237,7 +239,7 @@ impl CmId for IbvCmId {
     }
 
     fn resolve_route(&self, timeout_ms: u32) -> Result<(), VerbsError> {
-        let id = self.enter()?;
+        let id = self.enter_bound("resolve the route")?;
         // SAFETY: a living identifier.
         let code = unsafe { (self.cm.resolve_route)(id.pointer(), i32::try_from(timeout_ms).unwrap_or(i32::MAX)) };
         done(code, "resolve the route")
@@ -294,7 +296,7 @@ impl CmId for IbvCmId {
     }
 
     fn disconnect(&self) -> Result<(), VerbsError> {
-        let id = self.enter()?;
+        let id = self.enter_bound("disconnect")?;
         // SAFETY: a living identifier.
         done(unsafe { (self.cm.disconnect)(id.pointer()) }, "disconnect")
     }

@@ -89,10 +89,19 @@ pub(crate) use same;
 /// Where a driver is known to be wrong: driver, case, what it does.
 pub const DEVIATIONS: &[(&str, &str, &str)] = &[
     ("rxe", "a_pkey_beyond_the_table_is_refused", "it takes any P_Key index"),
+    ("rxe", "a_path_mtu_above_the_ports_is_refused", "it takes any path MTU"),
     ("rxe", "a_qp_drains_and_goes_on", "Linux 6.1 does not begin what was posted in SQD when the QP goes on"),
-    ("rxe", "a_send_with_invalidate_takes_the_key_away", "it hands programs the kernel's number of WITH_INV (4, not 8)"),
+    (
+        "rxe",
+        "a_send_with_invalidate_takes_the_key_away",
+        "it hands programs the kernel's number of WITH_INV (4, not 8)",
+    ),
     ("rxe", "a_refused_access_is_told_to_its_owner", "it raises no QP_ACCESS_ERR"),
-    ("rxe", "a_qp_with_a_shared_queue_tells_its_last_receive", "it raises no LAST_WQE_REACHED when modify leads to ERR"),
+    (
+        "rxe",
+        "a_qp_with_a_shared_queue_tells_its_last_receive",
+        "it raises no LAST_WQE_REACHED when modify leads to ERR",
+    ),
     ("rxe", "a_wrong_lkey_ends_this_side", "it says LOC_QP_OP_ERR for a wrong lkey"),
     ("rxe", "a_message_that_is_too_long_ends_both_sides", "its receive says LOC_QP_OP_ERR"),
     ("rxe", "what_is_queued_is_flushed_in_order", "Linux 6.1 does not flush what is posted in ERR"),

@@ -14,6 +14,7 @@ cases![
     a_transition_that_does_not_exist_is_refused,
     values_beyond_the_port_are_refused_and_named,
     a_pkey_beyond_the_table_is_refused,
+    a_path_mtu_above_the_ports_is_refused,
     attributes_read_back_as_they_were_set,
     sends_are_refused_before_rts,
     receives_are_refused_in_reset,
@@ -101,13 +102,6 @@ fn values_beyond_the_port_are_refused_and_named(bench: &Bench) -> Outcome {
     init.port_num = bench.attr.phys_port_cnt + 1;
     let error = refused(end.qp.modify(&init, mask), Errno::EINVAL, "a port that does not exist")?;
     ensure!(error.message.contains("port_num"), "`{}` does not name port_num", error.message);
-    if bench.port.active_mtu < Mtu::Mtu4096 {
-        let (end, init, mask, (mut rtr, rtr_mask)) = fresh()?;
-        end.qp.modify(&init, mask)?;
-        rtr.path_mtu = Mtu::Mtu4096;
-        let error = refused(end.qp.modify(&rtr, rtr_mask), Errno::EINVAL, "a path MTU above the port's")?;
-        ensure!(error.message.contains("path_mtu"), "`{}` does not name path_mtu", error.message);
-    }
     let (end, init, mask, (mut rtr, rtr_mask)) = fresh()?;
     end.qp.modify(&init, mask)?;
     let Ok(beyond) = u8::try_from(bench.port.gid_tbl_len) else { return Ok(()) };
@@ -123,6 +117,19 @@ fn a_pkey_beyond_the_table_is_refused(bench: &Bench) -> Outcome {
     init.pkey_index = bench.port.pkey_tbl_len;
     let error = refused(end.qp.modify(&init, mask), Errno::EINVAL, "a P_Key beyond the table")?;
     ensure!(error.message.contains("pkey_index"), "`{}` does not name pkey_index", error.message);
+    Ok(())
+}
+
+fn a_path_mtu_above_the_ports_is_refused(bench: &Bench) -> Outcome {
+    if bench.port.active_mtu == Mtu::Mtu4096 {
+        return Err(Stop::Skip("the port has the largest MTU: none is above it".to_owned()));
+    }
+    let end = bench.end(&Shape::new(QpType::Rc))?;
+    let [(init, mask), (mut rtr, rtr_mask), _] = bench.steps(QpType::Rc, end.qp.qp_num(), Path::default());
+    end.qp.modify(&init, mask)?;
+    rtr.path_mtu = Mtu::Mtu4096;
+    let error = refused(end.qp.modify(&rtr, rtr_mask), Errno::EINVAL, "a path MTU above the port's")?;
+    ensure!(error.message.contains("path_mtu"), "`{}` does not name path_mtu", error.message);
     Ok(())
 }
 
