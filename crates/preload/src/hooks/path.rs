@@ -31,20 +31,20 @@ pub enum Purpose {
 /// `path` is null or a C string.
 #[inline]
 pub unsafe fn lead(path: *const c_char, purpose: Purpose) -> Option<CString> {
-    // SAFETY: by the contract; each byte is read only if the one before it is not the last.
-    let may_be_ours = !path.is_null()
-        && unsafe {
-            let byte = |at: usize| *path.add(at) as u8;
-            byte(0) == b'/'
-                && (byte(1) == b's' && byte(2) == b'y' && byte(3) == b's' && byte(4) == b'/'
-                    || byte(1) == b'd' && byte(2) == b'e' && byte(3) == b'v' && byte(4) == b'/' && byte(5) == b'i')
-        };
-    // SAFETY: by the contract.
-    if may_be_ours {
-        place(unsafe { CStr::from_ptr(path) }.to_bytes()).and_then(|path| tree::ready(&path, purpose))
-    } else {
-        None
+    if path.is_null() {
+        return None;
     }
+    // SAFETY: by the contract; each byte is read only if the one before it is not the last.
+    let byte = |at: usize| unsafe { *path.add(at) as u8 };
+    let may_be_ours = byte(0) == b'/'
+        && (byte(1) == b's' && byte(2) == b'y' && byte(3) == b's' && byte(4) == b'/'
+            || byte(1) == b'd' && byte(2) == b'e' && byte(3) == b'v' && byte(4) == b'/' && byte(5) == b'i');
+    if !may_be_ours {
+        return None;
+    }
+    // SAFETY: by the contract.
+    let path = unsafe { CStr::from_ptr(path) };
+    place(path.to_bytes()).and_then(|path| tree::ready(&path, purpose))
 }
 
 /// The path without detours, if it is in one of the places.
