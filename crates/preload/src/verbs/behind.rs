@@ -11,7 +11,7 @@ pub struct Function {
 }
 
 /// What stands for "looked for and not there".
-const NONE: *mut c_void = 1 as *mut c_void;
+const NONE: *mut c_void = std::ptr::dangling_mut::<c_void>();
 
 impl Function {
     /// The function of this name.

@@ -146,9 +146,11 @@ pub unsafe fn open<'a>(context: *mut abi::Context) -> Outcome<&'a Open> {
 }
 
 /// Contexts by the identity of their `cmd_fd`.
-static EXPORTED: Lock<Option<HashMap<(u64, u64), Weak<Shared>>>> = Lock::new(None);
+type Exported = Option<HashMap<(u64, u64), Weak<Shared>>>;
 
-fn exported() -> Locked<'static, Option<HashMap<(u64, u64), Weak<Shared>>>> {
+static EXPORTED: Lock<Exported> = Lock::new(None);
+
+fn exported() -> Locked<'static, Exported> {
     EXPORTED.lock()
 }
 

@@ -358,7 +358,7 @@ pub unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut abi::Dm) -> c_int {
 
 /// Device memory is copied by whole words, as with the NICs that have some: a program that works here works there.
 fn check_words(offset: u64, length: usize) -> Outcome {
-    if offset % 4 != 0 || length % 4 != 0 {
+    if !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
         return Err(VerbsError::invalid(format!(
             "{length} bytes at offset {offset} of device memory: both must be multiples of 4"
         )));
