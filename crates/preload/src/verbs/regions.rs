@@ -486,15 +486,21 @@ pub unsafe extern "C" fn advise_mr(
 }
 
 /// `ibv_dontfork_range`: nothing is pinned, so a child may have all.
+///
+/// # Safety
+/// As the C function.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int {
+pub unsafe extern "C" fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int {
     type Range = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
     behind!(ibv_dontfork_range as Range, (base, size), else 0)
 }
 
 /// `ibv_dofork_range`.
+///
+/// # Safety
+/// As the C function.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int {
+pub unsafe extern "C" fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int {
     type Range = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
     behind!(ibv_dofork_range as Range, (base, size), else 0)
 }
