@@ -9,6 +9,7 @@ pub mod clients;
 pub mod contract;
 pub mod engine_stage;
 pub mod library;
+pub mod linux_stage;
 pub mod products;
 pub mod runner;
 pub mod script;

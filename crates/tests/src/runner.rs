@@ -137,7 +137,9 @@ pub fn play(script: &Script, stage: &mut dyn Stage) -> Result<Evidence, Box<Fail
     if let Err(message) = runner.curtain() {
         return Err(Box::new(Failure { line: last, message, transcript: runner.transcript }));
     }
-    for claim in &script.claims {
+    // What a script proves, it proves of us.
+    let claims = if runner.stage.judges_errno_only() { &[][..] } else { &script.claims };
+    for claim in claims {
         if !runner.evidence.supports(claim) {
             let message =
                 format!("the script claims to prove '{} {}', but that did not happen", claim.kind, claim.what);

@@ -1,7 +1,7 @@
 //! What a dialogue plays on: nodes with ports, memory, queues and QPs, and the packets between them, in virtual time.
 //!
-//! Two stages implement [`Stage`]: the bare transport over vectors ([`crate::transport_stage`]) and the NIC's engine over
-//! a wire in memory ([`crate::engine_stage`]). Objects are numbered in the order in which they are made.
+//! Three stages implement [`Stage`]: the bare transport over vectors ([`crate::transport_stage`]), the NIC's engine over a
+//! wire in memory ([`crate::engine_stage`]), and a Linux kernel in real time ([`crate::linux_stage`]). Objects are numbered in the order in which they are made.
 
 use scalefabric_transport::Config;
 use scalefabric_verbs::{
@@ -133,8 +133,20 @@ pub struct QpSpec {
 /// A stage.
 #[allow(missing_docs)]
 pub trait Stage {
-    /// `transport` or `engine`.
+    /// `transport`, `engine` or `linux`.
     fn name(&self) -> &'static str;
+    /// Refusals are judged by being one, not by their words: they are not ours.
+    fn judges_errno_only(&self) -> bool {
+        false
+    }
+    /// The node has our counters.
+    fn counts(&self, _node: usize) -> bool {
+        true
+    }
+    /// Waits a little for what has not come yet; false when it will not come any more. Only a stage in real time waits.
+    fn wait(&mut self, _attempt: u32) -> bool {
+        false
+    }
     fn add_node(&mut self, ports: &[Gid], pkeys: &[PKey], config: &Config) -> usize;
     fn add_region(&mut self, node: usize, pd: u32, bytes: &[u8], access: AccessFlags) -> Result<usize, String>;
     fn region(&self, region: usize) -> RegionInfo;

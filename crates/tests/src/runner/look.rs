@@ -49,6 +49,7 @@ impl Runner<'_> {
             Statement::Completion { target, queue, spec } => self.expect_completion(target, *queue, spec),
             Statement::Event { target, event } => {
                 let subject = self.subject(target)?;
+                self.wait_until(|runner| runner.events.iter().any(|(s, _)| *s == subject));
                 let place = self.events.iter().position(|(s, _)| *s == subject);
                 let found = place.and_then(|place| self.events.remove(place)).map(|(_, event)| event);
                 if found == Some(*event) {
@@ -89,6 +90,7 @@ impl Runner<'_> {
                 }
                 Ok(())
             }
+            Statement::Count { node, .. } if !self.stage.counts(self.node(node)?) => Ok(()),
             Statement::Count { node, label, value } => {
                 let found = self.stage.counter(self.node(node)?, label);
                 if found != *value {
@@ -103,6 +105,15 @@ impl Runner<'_> {
         }
     }
 
+    /// Lets a stage in real time come to something.
+    fn wait_until(&mut self, there: impl Fn(&Self) -> bool) {
+        let mut attempt = 0;
+        while !there(self) && self.batch.is_none() && self.stage.wait(attempt) {
+            self.turn();
+            attempt += 1;
+        }
+    }
+
     fn expect_packet(
         &mut self,
         from: &str,
@@ -113,8 +124,11 @@ impl Runner<'_> {
         fate: &Fate,
     ) -> Step {
         let node = self.actor(from)?.node;
-        let place = self.pending.iter().position(|(n, p)| *n == node && self.receiver(p).as_deref() == Some(to));
-        let Some(place) = place else {
+        let is_it = |runner: &Self| {
+            runner.pending.iter().position(|(n, p)| *n == node && runner.receiver(p).as_deref() == Some(to))
+        };
+        self.wait_until(|runner| is_it(runner).is_some());
+        let Some(place) = is_it(self) else {
             let mut text = format!("{from} sends nothing to {to}");
             if !self.pending.is_empty() {
                 text += "; on the wire:";
@@ -126,7 +140,7 @@ impl Runner<'_> {
         };
         let packet = self.pending[place].1.clone();
         let mut differences = self.differences(&packet, opcode, fields)?;
-        if let Some(at) = at.filter(|at| *at != packet.at) {
+        if let Some(at) = at.filter(|at| *at != packet.at && self.stage.counts(node)) {
             let _ = write!(differences, "\n    time: expected {at} ns, found {} ns", packet.at);
         }
         if !differences.is_empty() {
@@ -193,6 +207,7 @@ impl Runner<'_> {
 
     fn expect_completion(&mut self, name: &str, queue: Queue, spec: &WcSpec) -> Step {
         let target = self.target(name)?;
+        self.wait_until(|runner| runner.done.get(&(target, queue)).is_some_and(|done| !done.is_empty()));
         let Some(done) = self.done.entry((target, queue)).or_default().pop_front() else {
             return Err(format!("{name} has no completion in its {queue:?} queue"));
         };
