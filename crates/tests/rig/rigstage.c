@@ -45,6 +45,7 @@ static struct ibv_context *cx;
 static struct ibv_pd *pds[16];
 static struct { struct ibv_mr *mr; unsigned char *p; size_t len; } mrs[MANY];
 static struct ibv_mw *mws[MANY];
+static struct { u64 wr; unsigned qpn, old; } binds[MANY];
 static struct ibv_srq *srqs[MANY];
 static struct { struct ibv_qp *qp; struct ibv_cq *s, *r; int pd; } qps[MANY];
 static struct ibv_ah *ahs[4 * MANY];
@@ -108,13 +109,24 @@ static void do_send(int i) {
 		if (nah < 4 * MANY) ahs[nah++] = ah;
 		w.wr.ud.ah = ah; w.wr.ud.remote_qpn = qpn; w.wr.ud.remote_qkey = qkey;
 	}
-	answer(ibv_post_send(qps[i].qp, &w, &bad));
+	int e = ibv_post_send(qps[i].qp, &w, &bad);
+	if (!e && w.opcode == IBV_WR_BIND_MW) {         /* the window's key is the application's to keep; a bind that fails leaves the old one */
+		binds[mw % MANY].wr = w.wr_id; binds[mw % MANY].qpn = qps[i].qp->qp_num; binds[mw % MANY].old = mws[mw % MANY]->rkey;
+		mws[mw % MANY]->rkey = key;
+	}
+	answer(e);
+}
+static void undo_bind(struct ibv_wc *w) {
+	for (int i = 0; i < nmw; i++)
+		if (binds[i].qpn == w->qp_num && binds[i].wr == w->wr_id) { mws[i]->rkey = binds[i].old; binds[i].qpn = 0; }
 }
 static void drain(struct ibv_cq *cq, char kind, int n, char side) {
 	struct ibv_wc w;
-	while (cq && ibv_poll_cq(cq, 1, &w) > 0)
+	while (cq && ibv_poll_cq(cq, 1, &w) > 0) {
+		if (w.status && side == 's') undo_bind(&w);
 		fprintf(out, "wc %c %d %c %llu %d %d %u %u %u %u %u %u\n", kind, n, side, (u64)w.wr_id, w.status, w.opcode, w.byte_len,
 			w.wc_flags & IBV_WC_WITH_IMM ? ntohl(w.imm_data) : 0, w.wc_flags & IBV_WC_WITH_INV ? w.invalidated_rkey : 0, w.qp_num, w.src_qp, w.wc_flags);
+	}
 }
 static void do_fence(void) {
 	for (int k = 0; k < 4; k++) sched_yield();      /* one virtual CPU: the kernel's own threads get their turn */

@@ -59,6 +59,7 @@ pub struct LinuxStage<'a> {
     /// Number of the node that is Linux.
     subject: usize,
     patient: bool,
+    never: &'a [EventType],
     nodes: Vec<Place>,
     regions: Vec<Place>,
     region_info: BTreeMap<usize, RegionInfo>,
@@ -74,13 +75,14 @@ pub struct LinuxStage<'a> {
 
 impl<'a> LinuxStage<'a> {
     /// A play in which node number `subject` is Linux and `here` plays the others. `patient`: the script does not let time
-    /// pass.
+    /// pass; `never`: events that Linux never raises.
     pub fn new(
         here: Box<dyn Stage>,
         address: SocketAddr,
         wire: &'a mut Wire,
         subject: usize,
         patient: bool,
+        never: &'a [EventType],
     ) -> std::io::Result<Self> {
         Ok(Self {
             here,
@@ -88,6 +90,7 @@ impl<'a> LinuxStage<'a> {
             wire,
             subject,
             patient,
+            never,
             nodes: Vec::new(),
             regions: Vec::new(),
             region_info: BTreeMap::new(),
@@ -209,6 +212,15 @@ impl Stage for LinuxStage<'_> {
 
     fn counts(&self, node: usize) -> bool {
         !self.is_there(node)
+    }
+
+    fn never_raises(&self, subject: Subject, event: EventType) -> bool {
+        let there = match subject {
+            Subject::Qp(qp) => matches!(self.qps[qp], Place::There(_)),
+            Subject::Srq(srq) => matches!(self.srqs[srq], Place::There(_)),
+            Subject::Node(node) => self.is_there(node),
+        };
+        there && self.never.contains(&event)
     }
 
     fn wait(&mut self, attempt: u32) -> bool {

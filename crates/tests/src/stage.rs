@@ -143,6 +143,10 @@ pub trait Stage {
     fn counts(&self, _node: usize) -> bool {
         true
     }
+    /// It is known that this event is never raised there: none is waited for, and one is a difference.
+    fn never_raises(&self, _subject: Subject, _event: EventType) -> bool {
+        false
+    }
     /// Waits a little for what has not come yet; false when it will not come any more. Only a stage in real time waits.
     fn wait(&mut self, _attempt: u32) -> bool {
         false

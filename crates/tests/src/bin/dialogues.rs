@@ -11,9 +11,9 @@ use std::time::Instant;
 use clap::Parser;
 use scalefabric_tests::library::{Entry, StageName, scripts};
 use scalefabric_tests::linux_stage::rules::{left_out, lets_time_pass, nodes};
-use scalefabric_tests::linux_stage::table::{self, Verdict};
+use scalefabric_tests::linux_stage::table::{Judge, Table, flat};
 use scalefabric_tests::linux_stage::{LinuxStage, wire::Wire};
-use scalefabric_tests::runner::play;
+use scalefabric_tests::runner::{Excuse, play_excusing};
 
 /// Dialogues against Linux.
 #[derive(Parser)]
@@ -27,32 +27,78 @@ struct Arguments {
     /// How often a play is repeated that is not as the table says: a slow machine may lose a packet or come too late.
     #[arg(long, default_value_t = 2)]
     again: u32,
-    /// Print the reports of known differences, too.
+    /// Excuse every difference and print it as the beginning of a row of the table.
     #[arg(long)]
-    reports: bool,
+    rows: bool,
     /// Only scripts whose name contains one of these.
     only: Vec<String>,
 }
 
-/// Plays once; the report if it differs.
-fn once(entry: &Entry, node: usize, guest: SocketAddr, wire: &mut Wire) -> Result<(), String> {
-    let here = if entry.script.on_transport { StageName::Transport } else { StageName::Engine };
-    let patient = !lets_time_pass(&entry.script);
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let mut stage = LinuxStage::new(here.make(), guest, wire, node, patient).map_err(|e| format!("{e}"))?;
-        play(&entry.script, &mut stage).map(|_| ()).map_err(|failure| failure.report(&entry.name, "linux", &entry.text))
-    }));
-    outcome.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default())
-    })
+/// How a play went.
+enum Outcome {
+    /// As the script and the table say.
+    AsSaid,
+    /// Otherwise: a report.
+    Otherwise(String),
+}
+
+struct Player<'a> {
+    arguments: &'a Arguments,
+    table: Table,
+    wire: Wire,
+}
+
+impl Player<'_> {
+    /// Plays once.
+    fn once(&mut self, entry: &Entry, number: usize, node: &str) -> Outcome {
+        let here = if entry.script.on_transport { StageName::Transport } else { StageName::Engine };
+        let patient = !lets_time_pass(&entry.script);
+        let Self { arguments, table, wire } = self;
+        let mut judge = Judge::new(table.of(&entry.name, node));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut stage = LinuxStage::new(here.make(), arguments.guest, wire, number, patient, &table.never)
+                .map_err(|error| format!("the guest's program: {error}"))?;
+            let mut excuse = |line: usize, message: &str| {
+                // The statement is part of it, without its comment.
+                let statement = entry.text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
+                let statement = statement.split('#').next().unwrap_or_default();
+                let message = flat(&format!("{message} at '{statement}'")).replace('|', "/");
+                if arguments.rows {
+                    println!("{} {node} | {message}", entry.name);
+                    return Excuse::GoOn;
+                }
+                judge.excuse(&message)
+            };
+            play_excusing(&entry.script, &mut stage, &mut excuse)
+                .map(|_| ())
+                .map_err(|failure| failure.report(&entry.name, "linux", &entry.text))
+        }));
+        match outcome {
+            Ok(Ok(())) => match judge.unused() {
+                None => Outcome::AsSaid,
+                Some(_) if arguments.rows => Outcome::AsSaid,
+                Some(row) => Outcome::Otherwise(format!(
+                    "agrees where the table says that it differs: {} ('{}')",
+                    row.does, row.message
+                )),
+            },
+            Ok(Err(report)) => Outcome::Otherwise(report),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                Outcome::Otherwise(
+                    text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default(),
+                )
+            }
+        }
+    }
 }
 
 fn run(arguments: &Arguments) -> Result<bool, String> {
     let text = std::fs::read_to_string(&arguments.table).map_err(|e| format!("{}: {e}", arguments.table.display()))?;
-    let table = table::parse(&text)?;
-    let mut wire = Wire::open().map_err(|error| format!("UDP port 4791: {error}"))?;
-    let (mut agree, mut differ, mut wrong, mut repeated) = (0, 0, 0, 0);
+    let table = Table::parse(&text).map_err(|error| format!("{}: {error}", arguments.table.display()))?;
+    let wire = Wire::open().map_err(|error| format!("UDP port 4791 of the scripts' hosts: {error}"))?;
+    let mut player = Player { arguments, table, wire };
+    let (mut agree, mut differ, mut failed, mut repeated) = (0, 0, 0, 0);
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for entry in scripts()? {
         if !arguments.only.is_empty() && !arguments.only.iter().any(|only| entry.name.contains(only.as_str())) {
@@ -63,38 +109,31 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
                 *reasons.entry(reason).or_default() += 1;
                 continue;
             }
-            let row = table.get(&(entry.name.clone(), node.clone()));
             let started = Instant::now();
-            let mut outcome = once(&entry, number, arguments.guest, &mut wire);
+            let mut outcome = player.once(&entry, number, node);
             for _ in 0..arguments.again {
-                let verdict = table::judge(row, outcome.as_ref().err().map(String::as_str));
-                if matches!(verdict, Verdict::Agrees | Verdict::Differs) {
-                    break;
+                if let Outcome::Otherwise(_) = outcome {
+                    repeated += 1;
+                    outcome = player.once(&entry, number, node);
                 }
-                repeated += 1;
-                outcome = once(&entry, number, arguments.guest, &mut wire);
             }
-            let report = outcome.as_ref().err();
             let (name, ms) = (format!("{} {node}", entry.name), started.elapsed().as_millis());
-            match (table::judge(row, report.map(String::as_str)), row) {
-                (Verdict::Agrees, _) => {
+            let rows = player.table.of(&entry.name, node);
+            match outcome {
+                Outcome::Otherwise(report) => {
+                    failed += 1;
+                    println!("FAIL     {name} ({ms} ms)\n{report}");
+                }
+                Outcome::AsSaid if rows.is_empty() => {
                     agree += 1;
                     println!("agrees   {name} ({ms} ms)");
                 }
-                (Verdict::Differs, Some(row)) => {
+                Outcome::AsSaid => {
                     differ += 1;
-                    println!("differs  {name} ({ms} ms): {}; {}; right: {:?}", row.does, row.clause, row.right);
-                    if arguments.reports {
-                        println!("{}", report.map_or("", |r| r));
+                    println!("differs  {name} ({ms} ms)");
+                    for row in rows {
+                        println!("         {}; {}; right: {:?}", row.does, row.clause, row.right);
                     }
-                }
-                (_, Some(row)) if report.is_none() => {
-                    wrong += 1;
-                    println!("FAIL     {name} ({ms} ms): agrees, but the table says: {}", row.does);
-                }
-                _ => {
-                    wrong += 1;
-                    println!("FAIL     {name} ({ms} ms)\n{}", report.map_or("", |r| r));
                 }
             }
         }
@@ -104,13 +143,13 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     }
     let out: usize = reasons.values().sum();
     println!(
-        "dialogues on Linux: {agree} agree, {differ} differ as the table says, {wrong} failed, {out} left out by rules, \
+        "dialogues on Linux: {agree} agree, {differ} differ as the table says, {failed} failed, {out} left out by rules, \
          {repeated} played again"
     );
     if agree + differ == 0 {
         return Err("nothing was played".into());
     }
-    Ok(wrong == 0)
+    Ok(failed == 0)
 }
 
 fn main() -> ExitCode {

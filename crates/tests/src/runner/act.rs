@@ -227,7 +227,7 @@ impl Runner<'_> {
     }
 
     /// Lets time pass. What is sent meanwhile waits on the wire; before it passes, nothing may wait there.
-    fn advance(&mut self, ns: u64, relative: bool) -> Step {
+    pub(super) fn advance(&mut self, ns: u64, relative: bool) -> Step {
         if !self.pending.is_empty() {
             return self.quiet("time should pass");
         }
