@@ -49,6 +49,9 @@ const MAX_HELD: usize = 64;
 /// A smaller time would wake it for each message.
 const HOLD_NS: u64 = 1_000_000;
 
+/// Batches that are taken from a port before a timer is believed, at most: a flood must not keep timers away.
+const DRAIN: usize = 64;
+
 /// How a turn went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Turn {
@@ -180,9 +183,9 @@ impl Engine {
                 taken += nic.receive(now, &access, index, ports, budget.receive);
             }
         }
-        let mut progressed = taken > 0;
         nic.take_doorbells(doorbells);
-        nic.run_timers(now, &access, ports);
+        taken += nic.run_timers(now, &access, ports, budget.receive);
+        let mut progressed = taken > 0;
         progressed |= nic.transmit(now, &access, ports, budget);
         if !nic.fabric.late.is_empty() {
             nic.fabric.run_late(now);
@@ -451,16 +454,21 @@ impl Nic {
         });
     }
 
-    fn run_timers(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
+    /// Calls the QPs whose timers are due; gives how many datagrams were taken before.
+    fn run_timers(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>], max: usize) -> usize {
+        let mut drained = None;
         // Each QP at most once a turn: a deadline that stays due would hold us here for ever.
         for _ in 0..self.timers.len() {
             let Some(qp) = self.timers.pop_due(now) else { break };
+            if drained.is_none() && self.is_due(qp, now) {
+                drained = Some(self.drain(now, memory, ports, max));
+            }
+            let due = self.is_due(qp, now);
             let Some(entry) = self.qps.get_mut(usize::from(qp)) else { continue };
             if entry.wake_at.is_some_and(|at| at <= now) {
                 entry.wake_at = None;
                 self.run.push(qp);
             }
-            let due = entry.transport.deadline().is_some_and(|at| at <= now);
             self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
                 if due {
                     entry.transport.on_timer(host);
@@ -470,6 +478,27 @@ impl Nic {
                 self.run.push(qp);
             }
         }
+        drained.unwrap_or(0)
+    }
+
+    fn is_due(&self, qp: u16, now: Time) -> bool {
+        let deadline = self.qps.get(usize::from(qp)).and_then(|entry| entry.transport.deadline());
+        deadline.is_some_and(|at| at <= now)
+    }
+
+    /// Takes all that has come. What waits in a socket came in time, however late we look: only then is an answer missing.
+    fn drain(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>], max: usize) -> usize {
+        let mut taken = 0;
+        for index in 0..ports.len() {
+            ports[index].look_everywhere();
+            for _ in 0..DRAIN {
+                match self.receive(now, memory, index, ports, max) {
+                    0 => break,
+                    count => taken += count,
+                }
+            }
+        }
+        taken
     }
 
     fn transmit(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>], budget: Budget) -> bool {

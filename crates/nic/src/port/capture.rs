@@ -352,6 +352,10 @@ impl<P: Port> Port for CapturePort<P> {
         self.inner.set_time(now_ns);
     }
 
+    fn look_everywhere(&mut self) {
+        self.inner.look_everywhere();
+    }
+
     fn take_drops(&mut self, sink: &mut dyn FnMut(DropReason, u64)) {
         self.inner.take_drops(sink);
     }

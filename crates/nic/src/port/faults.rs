@@ -480,6 +480,10 @@ impl<P: Port> Port for FaultPort<P> {
         self.inner.set_time(now_ns);
     }
 
+    fn look_everywhere(&mut self) {
+        self.inner.look_everywhere();
+    }
+
     fn take_drops(&mut self, sink: &mut dyn FnMut(DropReason, u64)) {
         if self.drops != 0 {
             sink(DropReason::Fault, std::mem::take(&mut self.drops));

@@ -77,6 +77,9 @@ pub trait Port: Send {
     /// packets or stamp them need it; no port reads a clock itself.
     fn set_time(&mut self, _now_ns: u64) {}
 
+    /// The next receive must look wherever a datagram can wait, also where long none came.
+    fn look_everywhere(&mut self) {}
+
     /// Tells what this port has dropped since the last call, by reason. The engine adds it to its counters each turn.
     fn take_drops(&mut self, _sink: &mut dyn FnMut(DropReason, u64)) {}
 
@@ -133,6 +136,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn set_time(&mut self, now_ns: u64) {
         (**self).set_time(now_ns);
+    }
+    fn look_everywhere(&mut self) {
+        (**self).look_everywhere();
     }
     fn take_drops(&mut self, sink: &mut dyn FnMut(DropReason, u64)) {
         (**self).take_drops(sink);

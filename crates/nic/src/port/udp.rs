@@ -556,6 +556,10 @@ impl Port for UdpPort {
         self.send_train(socket, scope, train)
     }
 
+    fn look_everywhere(&mut self) {
+        self.sockets.look_everywhere();
+    }
+
     fn take_drops(&mut self, sink: &mut dyn FnMut(DropReason, u64)) {
         if self.egress_drops != 0 {
             sink(DropReason::EgressError, std::mem::take(&mut self.egress_drops));

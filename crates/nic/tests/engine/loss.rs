@@ -103,3 +103,27 @@ fn a_port_without_room_delays_and_loses_nothing() {
     let again = w.nodes[0].nic.counters(1).counter(scalefabric_transport::Counter::RetransmittedPackets);
     assert_eq!(again, 0);
 }
+
+#[test]
+fn an_answer_that_waits_behind_others_when_the_timer_is_due_came_in_time() {
+    let mut w = World::with(2, 1, |config| config.budget.receive = 1);
+    let qps = [w.nodes[0].qp(QpType::Rc), w.nodes[1].qp(QpType::Rc)];
+    w.connect_these(&qps, |_, attr, _| (attr.timeout, attr.retry_cnt) = (10, 0));
+    let memory = [w.nodes[0].mr(64), w.nodes[1].mr(64)];
+    let write = |from: usize, wr_id| {
+        let to = &memory[1 - from];
+        let op = SendOp::Write { remote_addr: to.addr(), rkey: to.rkey() };
+        send(&qps[from], wr_id, op, &memory[from], 0, 8);
+    };
+    write(0, 1);
+    w.nodes[0].nic.turn(scalefabric_transport::Time(w.now));
+    // Eight requests of the peer leave before its answer.
+    (0..8).for_each(|wr_id| write(1, wr_id));
+    w.nodes[1].nic.turn(scalefabric_transport::Time(w.now));
+    // Not late, but the turn takes one packet only. No retry is left.
+    w.now += 4096 << 10;
+    w.nodes[0].nic.turn(scalefabric_transport::Time(w.now));
+    assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success)]);
+    w.settle();
+    assert_eq!(outcome(&w.nodes[1].poll()), (0..8).map(|i| (i, WcStatus::Success)).collect::<Vec<_>>());
+}

@@ -209,7 +209,7 @@ impl Requester {
         if self.retry.rnr_until.is_some_and(|t| t <= now) {
             self.retry.rnr_until = None;
         }
-        if !self.retry.take_timeout(now) {
+        if !self.retry.take_timeout(ctx, now) {
             return Ok(());
         }
         host.count(Counter::AckTimeouts, 1);

@@ -1,6 +1,10 @@
 //! Retry: the ACK timer, the two retry counters and the wait after an RNR NAK (clauses 9.7.5.2.8, 9.7.6.1.3, 9.7.6.1.4).
 //!
 //! Here stand the times and counters; what follows from them is done by whoever asks.
+//!
+//! A timer that is seen much too late says nothing of the peer: it was we who were not there. The packets may have left at the
+//! end of our absence and not at its beginning. Then the time begins anew, once, and costs no retry; the standard allows up
+//! to four times the QP's `timeout` (clause 9.7.6.1.3).
 
 use crate::context::Context;
 use crate::time::{Time, ack_timeout_ns};
@@ -23,6 +27,8 @@ pub(crate) struct Retry {
     pub rnr_until: Option<Time>,
     left: u8,
     rnr_left: u8,
+    /// The timer began anew since we were late, and nothing was acknowledged or sent again since.
+    excused: bool,
 }
 
 impl Retry {
@@ -42,6 +48,7 @@ impl Retry {
     /// An ACK came and more are awaited.
     pub fn restart(&mut self, ctx: &Context, now: Time) {
         self.ack_deadline = timeout_ns(ctx).map(|ns| now.after(ns));
+        self.excused = false;
     }
 
     /// The path changed: if an answer is awaited, the timer begins anew with the timeout of the new one.
@@ -70,13 +77,17 @@ impl Retry {
         }
     }
 
-    /// Takes the ACK timer if it is due.
-    pub fn take_timeout(&mut self, now: Time) -> bool {
-        let due = self.ack_deadline.is_some_and(|t| t <= now);
-        if due {
-            self.ack_deadline = None;
+    /// Takes the ACK timer if it is due. One that is due for longer than a quarter of its time begins anew, once.
+    pub fn take_timeout(&mut self, ctx: &Context, now: Time) -> bool {
+        let Some(due) = self.ack_deadline.filter(|t| *t <= now) else { return false };
+        let late = timeout_ns(ctx).is_some_and(|ns| now.since(due) > ns / 4);
+        if late && !self.excused {
+            self.restart(ctx, now);
+            self.excused = true;
+            return false;
         }
-        due
+        self.ack_deadline = None;
+        true
     }
 
     /// Takes one retry; false if none is left.

@@ -238,3 +238,25 @@ fn an_executed_local_operation_is_not_executed_again() {
     d.ack(1);
     assert_eq!(d.completions(), [(3, Success)]);
 }
+
+#[test]
+fn a_timer_that_is_seen_much_too_late_begins_anew_once_and_takes_no_retry() {
+    let mut d = Dialogue::rc(|attr| (attr.timeout, attr.retry_cnt) = (10, 1));
+    let timeout = 4096 << 10;
+    d.post(1, WRITE, 8);
+    d.sends();
+    // We were away: the packet may have left just now.
+    d.passes(2 * timeout);
+    assert_eq!(d.sends(), []);
+    assert_eq!(d.side.qp.deadline().unwrap().since(d.now()), timeout);
+    assert_eq!(d.side.host.counter(Counter::AckTimeouts), 0);
+    // The second time it counts, however late.
+    d.passes(2 * timeout);
+    assert_eq!(d.sends().len(), 1);
+    assert_eq!(d.side.host.counter(Counter::AckTimeouts), 1);
+    // What was sent again has its own time; what is only a little late counts at once.
+    d.passes(2 * timeout);
+    assert_eq!(d.side.qp.state(), QpState::Rts);
+    d.passes(timeout + timeout / 4);
+    assert_eq!(d.completions(), [(1, RetryExcErr)]);
+}
