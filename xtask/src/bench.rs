@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: speed as ratios, and instructions per packet. It builds in release mode and starts the binaries;
 //! all that is compared is measured in one run on one machine, in interleaved repetitions.
 
+mod door;
+
 use crate::process::{self, Outcome, cargo};
 use clap::Args;
 use std::path::PathBuf;
@@ -15,6 +17,9 @@ pub struct Options {
     /// Leave out instructions per packet, which need valgrind and half a minute.
     #[arg(long)]
     no_instructions: bool,
+    /// Only what the C door costs, and how long a program takes to begin under `sfab run`.
+    #[arg(long)]
+    door: bool,
     /// What `sfab bench` takes, such as `--repeat 9` or `--json`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -28,6 +33,9 @@ const RUNS: [(u32, u32); 2] = [(8, 4800), (65_536, 480)];
 
 /// The command.
 pub fn run(options: &Options) -> Outcome {
+    if options.door {
+        return door::run();
+    }
     if !options.only_instructions {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
         process::run(cargo().args(build).args(&options.arguments))?;
@@ -36,13 +44,23 @@ pub fn run(options: &Options) -> Outcome {
         return Ok(());
     }
     println!();
-    instructions()
+    instructions()?;
+    println!();
+    door::run()
+}
+
+/// Whether callgrind is there; says so if not.
+fn callgrind() -> bool {
+    let is_there = Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success());
+    if !is_there {
+        println!("skipped: counting instructions: `valgrind` is missing; install the package valgrind");
+    }
+    is_there
 }
 
 /// Runs the small binary under callgrind, collecting in one function at a time.
 fn instructions() -> Outcome {
-    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: instructions per packet: `valgrind` is missing; install the package valgrind");
+    if !callgrind() {
         return Ok(());
     }
     process::run(cargo().args([
