@@ -13,11 +13,7 @@ pub fn run(rig: &Path, work: &Path, folder: &Path, only: &[String], rows: bool) 
     let stage = work.join("rigstage");
     process::step("the guest's program", || {
         process::run(
-            Command::new("gcc")
-                .args(["-O2", "-Wall", "-o"])
-                .arg(&stage)
-                .arg(rig.join("rigstage.c"))
-                .arg("-libverbs"),
+            Command::new("gcc").args(["-O2", "-Wall", "-o"]).arg(&stage).arg(rig.join("rigstage.c")).arg("-libverbs"),
         )
     })?;
     process::step("dialogues", || {

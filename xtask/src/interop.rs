@@ -2,6 +2,7 @@
 //! virtual machine and one network namespace (`crates/tests/rig`). Needs root and a Debian 12 host, whose packages the rig
 //! installs; the rest of the tests does not need it.
 
+use crate::dialogues;
 use crate::machine;
 use crate::process::{self, Outcome, cargo, root};
 use clap::Args;
@@ -12,6 +13,12 @@ use std::process::Command;
 pub struct Options {
     /// Only these subjects, such as `rc-send uc contract`; default all.
     subjects: Vec<String>,
+    /// The dialogue scripts instead, with Linux as one of their nodes; `subjects` are words of their names.
+    #[arg(long)]
+    dialogues: bool,
+    /// With `--dialogues`: print every difference as the beginning of a row for `linux-differs.txt`, and excuse it.
+    #[arg(long, requires = "dialogues")]
+    rows: bool,
 }
 
 /// The command.
@@ -23,6 +30,12 @@ pub fn run(options: &Options) -> Outcome {
     let folder = process::target_folder()?;
     let work = folder.join("rig");
     std::fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
+    process::step("the guest: a Debian kernel and a small root file system", || {
+        process::run(Command::new("bash").arg(rig.join("build-image.sh")).env("RIG_WORK", &work))
+    })?;
+    if options.dialogues {
+        return dialogues::run(&rig, &work, &folder, &options.subjects, options.rows);
+    }
     process::step("the software NIC's program, and the contract's tests", || {
         process::run(cargo().args([
             "build",
@@ -35,9 +48,6 @@ pub fn run(options: &Options) -> Outcome {
             "--bin",
             "contract",
         ]))
-    })?;
-    process::step("the guest: a Debian kernel and a small root file system", || {
-        process::run(Command::new("bash").arg(rig.join("build-image.sh")).env("RIG_WORK", &work))
     })?;
     process::step("conversations", || {
         process::run(

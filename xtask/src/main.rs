@@ -6,6 +6,7 @@ mod bench;
 mod capabilities;
 mod check;
 mod clients;
+mod dialogues;
 mod fuzz;
 mod interop;
 mod invariants;
