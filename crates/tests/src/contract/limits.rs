@@ -63,7 +63,8 @@ fn a_qp_may_have_as_many_wrs_and_sges_as_the_device_says(bench: &Bench) -> Outco
         make(&|shape| (shape.cap.max_send_wr, shape.cap.max_send_sge) = (wr, 1))?;
         make(&|shape| (shape.cap.max_recv_wr, shape.cap.max_recv_sge) = (wr, 1))?;
     }
-    let beyond: [(&str, u32, &dyn Fn(&mut Shape)); 4] = [
+    type Change<'a> = &'a dyn Fn(&mut Shape);
+    let beyond: [(&str, u32, Change<'_>); 4] = [
         ("max_send_wr", wr, &|shape| shape.cap.max_send_wr = wr + 1),
         ("max_recv_wr", wr, &|shape| shape.cap.max_recv_wr = wr + 1),
         ("max_send_sge", sge, &|shape| shape.cap.max_send_sge = sge + 1),

@@ -18,11 +18,10 @@ cases![
 
 const WINDOW: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ);
 
+type Window = (Arc<dyn MemoryWindow>, Arc<dyn scalefabric_verbs::MemoryRegion>);
+
 /// A window of an end, and a region that windows may be bound to.
-fn window(
-    end: &End,
-    mw_type: MwType,
-) -> Result<(Arc<dyn MemoryWindow>, Arc<dyn scalefabric_verbs::MemoryRegion>), super::Stop> {
+fn window(end: &End, mw_type: MwType) -> Result<Window, super::Stop> {
     let mw = or_skip(end.pd.alloc_mw(mw_type))?;
     same!(mw.mw_type(), mw_type, "the type");
     let mr = end.pd.alloc_mr(8192, ALL_RIGHTS | AccessFlags::MW_BIND)?;
