@@ -136,7 +136,8 @@ impl Template {
         }
         for template in &mut all {
             // A value may be an option: `rstream -T a` is called `rstream-T-a`.
-            let parts: Vec<&str> = template.name.split([' ', '-']).filter(|part| !part.is_empty()).collect();
+            let parts: Vec<&str> =
+                template.name.split([' ', '-', '=', '%', '/']).filter(|part| !part.is_empty()).collect();
             template.name = parts.join("-");
         }
         all

@@ -62,11 +62,10 @@ impl Place {
         }
         if let [a, b] = &place.namespaces[..] {
             // Fixed addresses, none of them by itself: a GID table is the same each time.
-            ip(&["-n", a, "link", "add", "eth0", "mtu", mtu, "addrgenmode", "none", "type", "veth"]
-                .into_iter()
-                .chain(["peer", "name", "eth0", "mtu", mtu, "addrgenmode", "none", "netns", b])
-                .collect::<Vec<_>>())?;
+            let cable = ["-n", a, "link", "add", "eth0", "mtu", mtu, "type", "veth"];
+            ip(&[&cable[..], &["peer", "name", "eth0", "mtu", mtu, "netns", b]].concat())?;
             for (namespace, number) in [(a, 1), (b, 2)] {
+                ip(&["-n", namespace, "link", "set", "eth0", "addrgenmode", "none"])?;
                 ip(&["-n", namespace, "link", "set", "eth0", "up"])?;
                 ip(&["-n", namespace, "addr", "add", &format!("10.7.0.{number}/24"), "dev", "eth0"])?;
                 ip(&["-n", namespace, "-6", "addr", "add", &format!("fd07::{number}/64"), "dev", "eth0", "nodad"])?;
