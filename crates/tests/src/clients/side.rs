@@ -39,21 +39,21 @@ impl Side {
         let (mut before, mut same) = (0, 0);
         while same < 3 && Instant::now() < end && self.has_ended().is_none() {
             std::thread::sleep(SAMPLE);
-            let Some((name, state, ticks)) = self.look() else { return };
+            let Some((name, state, used)) = self.look() else { return };
             let started = program.as_bytes().starts_with(name.as_bytes()) && !name.is_empty();
-            same = if started && state == 'S' && ticks == before { same + 1 } else { 0 };
-            before = ticks;
+            same = if started && state == 'S' && used == before { same + 1 } else { 0 };
+            before = used;
         }
     }
 
-    /// Name, state and processor time of its first process.
+    /// Name, state and processor time in nanoseconds of its first process.
     fn look(&self) -> Option<(String, char, u64)> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).ok();
+        let (stat, schedule) = (read("stat")?, read("schedstat")?);
         let (head, rest) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1.to_owned();
-        let words: Vec<&str> = rest.split_whitespace().collect();
-        let ticks = |index: usize| words.get(index)?.parse::<u64>().ok();
-        Some((name, words.first()?.chars().next()?, ticks(11)? + ticks(12)?))
+        let used = schedule.split_whitespace().next()?.parse().ok()?;
+        Some((name, rest.trim_start().chars().next()?, used))
     }
 
     /// Its status, if it has ended.
