@@ -2,7 +2,7 @@
 //! products and calls it.
 
 use clap::Parser;
-use scalefabric_tests::clients::{case, folder, page, pyverbs, run};
+use scalefabric_tests::clients::{case, folder, layout, page, pyverbs, run};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -64,6 +64,7 @@ fn go(arguments: &Arguments) -> Result<bool, String> {
     let absolute = |path: &PathBuf| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
     let scratch = absolute(&arguments.scratch)?;
     std::fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
+    layout::sweep();
     let rig = run::Rig {
         sfab: absolute(&arguments.sfab)?,
         pyverbs: run::unpack_pyverbs(&scratch),

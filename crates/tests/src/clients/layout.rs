@@ -111,6 +111,18 @@ impl Place {
     }
 }
 
+/// Deletes the namespaces that a run left that was ended from outside.
+pub fn sweep() {
+    let Ok(output) = Command::new("ip").args(["netns", "list"]).output() else { return };
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        let Some(process) = name.strip_prefix("sfc-").and_then(|rest| rest.split('-').next()) else { continue };
+        if process.parse::<u32>().is_ok() && !std::path::Path::new("/proc").join(process).exists() {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         for namespace in &self.namespaces {

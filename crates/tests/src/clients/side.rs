@@ -25,6 +25,14 @@ impl Side {
         let mut command = Command::new("sh");
         command.args(["-c", line]).envs(environment.iter().map(|(name, value)| (name, value))).current_dir(folder);
         command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
+        // SAFETY: a plain system call between fork and exec, which allocates nothing.
+        unsafe {
+            command.pre_exec(|| {
+                // It dies with the thread that runs its case, however that ends.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            })
+        };
         let child = command.spawn().map_err(|error| format!("`{line}` could not be started: {error}"))?;
         Ok(Self { child, output, status: None })
     }
