@@ -1,5 +1,6 @@
-//! `cargo xtask test`: all tests. It prepares the machine, runs the workspace's tests and the seeded simulation, and ends
-//! with one line of totals. A test that skips itself prints a line `skipped: <why>`, which is counted here.
+//! `cargo xtask test`: all tests. It prepares the machine, runs the workspace's tests, real verbs programs and the seeded
+//! simulation, and ends with one line of totals. A test that skips itself prints a line `skipped: <why>`, which is counted
+//! here.
 
 use crate::machine;
 use crate::process::{Outcome, cargo, shown};
@@ -28,6 +29,7 @@ pub fn run(options: &Options) -> Outcome {
     let mut totals = Totals::default();
     // Tests show their output so that `skipped:` lines can be counted; only what fails or skips is passed on.
     totals += counted(cargo().args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]));
+    totals += crate::clients::test();
     let seeds = options.seeds.to_string();
     totals += whole(cargo().args(["run", "--quiet", "--package", "scalefabric-sim", "--", "--seeds", &seeds]));
     println!("{totals}");

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use scalefabric_ibv::abi;
-use scalefabric_verbs::{DeviceAttr, Errno, GidEntry, PortAttr, VerbsError};
+use scalefabric_verbs::{AtomicCap, DeviceAttr, Errno, GidEntry, PortAttr, VerbsError};
 
 use super::answer::{Outcome, or_minus, or_negative, stale, status};
 use super::behind::behind;
@@ -44,6 +44,15 @@ fn need<T>(pointer: *mut T, what: &str) -> Outcome {
     if pointer.is_null() { Err(VerbsError::invalid(format!("{what} is null"))) } else { Ok(()) }
 }
 
+/// Ours are atomic with the processor's accesses, too, and so do all that ATOMIC_HCA promises. That is what every NIC says,
+/// and what UCX asks for, to the number.
+fn atomic_cap(cap: AtomicCap) -> u32 {
+    match cap {
+        AtomicCap::None => AtomicCap::None as u32,
+        AtomicCap::Hca | AtomicCap::Glob => AtomicCap::Hca as u32,
+    }
+}
+
 fn device_attr(attr: &DeviceAttr) -> abi::DeviceAttr {
     let mut fw_ver = [0 as c_char; 64];
     let text = attr.fw_ver.bytes().take(63);
@@ -72,7 +81,7 @@ fn device_attr(attr: &DeviceAttr) -> abi::DeviceAttr {
         max_res_rd_atom: int(attr.max_res_rd_atom),
         max_qp_init_rd_atom: int(attr.max_qp_init_rd_atom),
         max_ee_init_rd_atom: int(attr.max_ee_init_rd_atom),
-        atomic_cap: attr.atomic_cap as u32,
+        atomic_cap: atomic_cap(attr.atomic_cap),
         max_ee: int(attr.max_ee),
         max_rdd: int(attr.max_rdd),
         max_mw: int(attr.max_mw),

@@ -3,6 +3,7 @@
 //! and `veth` is skipped.
 
 use serde::Deserialize;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -64,7 +65,15 @@ impl Place {
             // Fixed addresses, none of them by itself: a GID table is the same each time.
             let cable = ["-n", a, "link", "add", "eth0", "mtu", mtu, "type", "veth"];
             ip(&[&cable[..], &["peer", "name", "eth0", "mtu", mtu, "netns", b]].concat())?;
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
             for (namespace, number) in [(a, 1), (b, 2)] {
+                // The name of the machine leads to the cable, and so does `localhost`: whoever gives libfabric no address
+                // gets the device that has this one, and it leaves the loopback's out.
+                let hosts = format!("10.7.0.{number} localhost {host}\n");
+                let folder = own_files(namespace);
+                let written =
+                    std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join("hosts"), hosts));
+                written.map_err(|error| format!("{}: {error}", folder.display()))?;
                 ip(&["-n", namespace, "link", "set", "eth0", "addrgenmode", "none"])?;
                 ip(&["-n", namespace, "link", "set", "eth0", "up"])?;
                 ip(&["-n", namespace, "addr", "add", &format!("10.7.0.{number}/24"), "dev", "eth0"])?;
@@ -117,17 +126,25 @@ pub fn sweep() {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let name = line.split_whitespace().next().unwrap_or_default();
         let Some(process) = name.strip_prefix("sfc-").and_then(|rest| rest.split('-').next()) else { continue };
-        if process.parse::<u32>().is_ok() && !std::path::Path::new("/proc").join(process).exists() {
-            let _ = ip(&["netns", "del", name]);
+        if process.parse::<u32>().is_ok() && !Path::new("/proc").join(process).exists() {
+            delete(name);
         }
     }
 }
 
+/// The folder whose files `ip netns exec` puts over those of /etc.
+fn own_files(namespace: &str) -> PathBuf {
+    Path::new("/etc/netns").join(namespace)
+}
+
+fn delete(namespace: &str) {
+    let _ = ip(&["netns", "del", namespace]);
+    let _ = std::fs::remove_dir_all(own_files(namespace));
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        for namespace in &self.namespaces {
-            let _ = ip(&["netns", "del", namespace]);
-        }
+        self.namespaces.iter().for_each(|namespace| delete(namespace));
     }
 }
 

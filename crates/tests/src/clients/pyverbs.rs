@@ -141,7 +141,8 @@ mod tests {
         let wrong = judge(TEXT, &skips);
         assert_eq!(wrong[0], "test_cq.CQTest.test_a is in the list of skips but passes");
         assert_eq!(wrong[1], "test_flow.F.test_c was skipped: no flows");
-        let skips: Skips = [("test_flow.*".to_owned(), "x".to_owned()), ("test_cq.CQTest.test_a?".to_owned(), "x".to_owned())].into();
+        let skips: Skips =
+            [("test_flow.*".to_owned(), "x".to_owned()), ("test_cq.CQTest.test_a?".to_owned(), "x".to_owned())].into();
         assert_eq!(judge(TEXT, &skips), ["test_qp.Q.test_d: FAIL"]);
     }
 

@@ -51,6 +51,15 @@ pub(super) fn grh(packet: &Incoming<'_>) -> [u8; GRH_BYTES as usize] {
     out
 }
 
+/// What a completion's `sl` says of a datagram. RoCE has no service level, and NICs of NVIDIA say here which header stands
+/// in the GRH area: bit 3 for one with UDP behind it, then 2 for IPv4 and 1 for IPv6. UCX relies on it.
+pub(super) fn header_kind(packet: &Incoming<'_>) -> u8 {
+    match (packet.src.to_ip(), packet.dst.to_ip()) {
+        (IpAddr::V4(_), IpAddr::V4(_)) => 8 | 2,
+        _ => 8 | 1,
+    }
+}
+
 /// The Internet checksum (RFC 1071) of an even number of bytes.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes.chunks_exact(2).map(|c| u32::from(u16::from_be_bytes([c[0], c[1]]))).sum();

@@ -8,7 +8,7 @@ use scalefabric_wire::opcode::Operation;
 
 use super::acknowledge::{Executed, Verdict};
 use super::check::{Sound, Stop, Task, srqn};
-use super::datagram::{GRH_BYTES, grh};
+use super::datagram::{GRH_BYTES, grh, header_kind};
 use super::fault::Fault;
 use super::read::response_packets;
 use super::resources::Answer;
@@ -153,6 +153,7 @@ impl Responder {
         if let (QpType::Ud, Some(deth)) = (ctx.qp_type, headers.deth) {
             wc.src_qp = deth.src_qp;
             wc.flags |= WcFlags::GRH;
+            wc.sl = header_kind(request.packet);
             wc.pkey_index = ctx.attr.pkey_index;
         }
         host.complete_recv(&wqe, &wc, headers.bth.solicited);
