@@ -20,15 +20,15 @@ DEV=$(row "$OURS" 1); GID4=$(row " $OURS " 3); GID6=$(row " $OURS6 " 3); GIDL=$(
 
 COMPLAINTS='error|fail|mismatch|corrupt|panicked|segmentation'
 # options of conversations: short: also in the short part; fault=...: on our side; expect=N: the client's exit code;
-# has=TEXT: the client prints it; alone: no server; quiet=REGEX: no complaint
+# has=TEXT: the client prints it; stays: the server is only ours, and is ended; quiet=REGEX: no complaint
 talk() { # NAME OPTIONS SERVER CLIENT
   local name=$1 o=$2 w
   if [ -n "$ONLY" ]; then
     local wanted=; for w in $ONLY; do [[ $name == "$w"* ]] && wanted=1; done; [ -n "$wanted" ] || return 0
   elif [ -n "$SHORT" ]; then [[ " $o " == *" short "* ]] || return 0; fi
-  local fault= expect=0 has= quiet='^$' alone= word
+  local fault= expect=0 has= quiet='^$' stays= word
   for word in $o; do case $word in fault=*) fault=${word#*=}; fault=${fault//_/ };; expect=*) expect=${word#*=};; has=*) has=${word#*=}; has=${has//_/ };;
-    quiet=*) quiet=${word#*=};; alone) alone=1;; esac; done
+    quiet=*) quiet=${word#*=};; stays) stays=1;; esac; done
   one "$name: ours -> Linux" linux "$3" "$4"
   one "$name: Linux -> ours" ours "$3" "$4"
 }
@@ -39,21 +39,29 @@ fill() { # SIDE SERVERSIDE TEXT
   t=${t//%dev/$dev}; t=${t//%gid6/$g6}; t=${t//%gidl/$gl}; t=${t//%gid/$g4}; t=${t//%s6/$s6}; t=${t//%s/$s4}; t=${t//%c/$c4}
   echo "${t//%port/$port}"
 }
+# Shell text that waits until the server listens: on its TCP port, or, if it is one of rdma_cm's, for a second.
+listening() {
+  case "$server" in
+    rping*|ucmatose*|udaddy*|rdma_server*|cmtime*|*" -R "*|ibv_asyncwatch*) echo "sleep 1";;
+    *) printf 'i=0; while [ $i -lt 100 ] && ! grep -q ":%04X .* 0A " /proc/net/tcp /proc/net/tcp6; do usleep 100000 2>/dev/null || sleep 0.1; i=$((i+1)); done' "$port";;
+  esac
+}
 one() { # TITLE SERVERSIDE SERVER CLIENT
   local where=$2 client_side=ours src crc=0; [ "$where" = ours ] && client_side=linux
   port=$((port+1)); : >"$T/s"; : >"$T/c"
   local server client; server=$(fill "$where" "$where" "$3"); client=$(fill "$client_side" "$where" "$4")
   local run=(timeout 60 "$RIG" peer 1 "$S" run ${fault:+--fault "$fault"} --)
   local sp= t0; t0=$(date +%s%N)
-  if [ -z "$alone" ]; then
-    if [ "$where" = linux ]; then
-      "$RIG" exec 1 "rm -f /tmp/rc; (timeout 60 $server; echo \$? >/tmp/rc) >/tmp/s 2>&1 & usleep 400000" >/dev/null
-    else "${run[@]}" $server >"$T/s" 2>&1 & sp=$!; sleep 0.4; fi
+  if [ "$where" = ours ]; then "${run[@]}" $server >"$T/s" 2>&1 & sp=$!; "$RIG" peer 1 sh -c "$(listening)"
+  elif [ -z "$stays" ]; then
+    "$RIG" exec 1 "rm -f /tmp/rc; (timeout 60 $server; echo \$? >/tmp/rc) >/tmp/s 2>&1 & $(listening)" >/dev/null
   fi
   if [ "$client_side" = linux ]; then RIG_T=60 "$RIG" exec 1 "$client" >"$T/c" 2>&1; crc=$?
   else "${run[@]}" $client >"$T/c" 2>&1; crc=$?; fi
   src=0
-  if [ -z "$alone" ]; then
+  if [ -n "$stays" ]; then
+    [ -z "$sp" ] || { kill "$sp"; wait "$sp" 2>/dev/null; }
+  else
     if [ "$where" = linux ]; then
       RIG_T=20 "$RIG" exec 1 'i=0; while [ ! -e /tmp/rc ] && [ $i -lt 100 ]; do usleep 50000; i=$((i+1)); done; cat /tmp/s; exit $(cat /tmp/rc 2>/dev/null || echo 99)' >"$T/s" 2>&1; src=$?
     else
@@ -130,10 +138,10 @@ Q='quiet=cq completion failed status 5|DISCONNECTED'; Q=${Q// /.}
 talk rping "short $Q has=rdma-ping-9:" "rping -s -a %s -p %port -V -C 10" "rping -c -a %s -p %port -V -v -C 10"
 talk rping-ipv6 "$Q has=rdma-ping-9:" "rping -s -a %s6 -p %port -V -C 10" "rping -c -a %s6 -p %port -V -v -C 10"
 talk rping-large "$Q" "rping -s -a %s -p %port -V -S 60000 -C 5" "rping -c -a %s -p %port -V -S 60000 -C 5"
-talk rping-nobody-listens "short alone expect=255 has=REJECTED quiet=REJECTED|connect.error|wait.for.CONNECTED|rdma_connect" "" "rping -c -a %s -p %port -C 1"
+talk rping-nobody-listens "short stays expect=255 has=REJECTED quiet=REJECTED|connect.error|wait.for.CONNECTED|rdma_connect" "ibv_asyncwatch -d %dev" "rping -c -a %s -p %port -C 1"
 talk ucmatose "short" "ucmatose -b %s -p %port" "ucmatose -s %s -p %port"
 talk ucmatose-10 "" "ucmatose -b %s -p %port -c 10 -C 20" "ucmatose -s %s -p %port -c 10 -C 20"
-talk udaddy "short" "udaddy -b %s -p %port" "udaddy -s %s -p %port"
+talk udaddy "short" "udaddy -b %s" "udaddy -s %s"
 talk rdma_client "" "rdma_server -p %port" "rdma_client -s %s -p %port"
 talk cmtime "" "cmtime -b %s -p %port -c 5" "cmtime -s %s -p %port -c 5"
 echo "programs: $pass passed, $fail failed"
