@@ -39,12 +39,16 @@ fill() { # SIDE SERVERSIDE TEXT
   t=${t//%dev/$dev}; t=${t//%gid6/$g6}; t=${t//%gidl/$gl}; t=${t//%gid/$g4}; t=${t//%s6/$s6}; t=${t//%s/$s4}; t=${t//%c/$c4}
   echo "${t//%port/$port}"
 }
-# Shell text that waits until the server listens: on its TCP port, or, if it is one of rdma_cm's, for a second.
+# Shell text that waits until the server listens: on its TCP port, or, if it is one of rdma_cm's, with an identifier.
 listening() {
+  local tool=rdma; [ "$1" = linux ] || tool="$S run -- rdma"
+  local until
   case "$server" in
-    rping*|ucmatose*|udaddy*|rdma_server*|cmtime*|*" -R "*|ibv_asyncwatch*) echo "sleep 1";;
-    *) printf 'i=0; while [ $i -lt 100 ] && ! grep -q ":%04X .* 0A " /proc/net/tcp /proc/net/tcp6; do usleep 100000 2>/dev/null || sleep 0.1; i=$((i+1)); done' "$port";;
+    ibv_asyncwatch*) echo "sleep 1"; return;;
+    rping*|ucmatose*|udaddy*|rdma_server*|cmtime*|*" -R "*) until="$tool res show cm_id | grep -q LISTEN";;
+    *) until="grep -q \":$(printf %04X "$port") .* 0A \" /proc/net/tcp /proc/net/tcp6";;
   esac
+  echo "i=0; while [ \$i -lt 80 ] && ! $until; do usleep 100000 2>/dev/null || sleep 0.1; i=\$((i+1)); done"
 }
 one() { # TITLE SERVERSIDE SERVER CLIENT
   local where=$2 client_side=ours src crc=0; [ "$where" = ours ] && client_side=linux
@@ -52,9 +56,9 @@ one() { # TITLE SERVERSIDE SERVER CLIENT
   local server client; server=$(fill "$where" "$where" "$3"); client=$(fill "$client_side" "$where" "$4")
   local run=(timeout 60 "$RIG" peer 1 "$S" run ${fault:+--fault "$fault"} --)
   local sp= t0; t0=$(date +%s%N)
-  if [ "$where" = ours ]; then "${run[@]}" $server >"$T/s" 2>&1 & sp=$!; "$RIG" peer 1 sh -c "$(listening)"
+  if [ "$where" = ours ]; then "${run[@]}" $server >"$T/s" 2>&1 & sp=$!; "$RIG" peer 1 sh -c "$(listening ours)"
   elif [ -z "$stays" ]; then
-    "$RIG" exec 1 "rm -f /tmp/rc; (timeout 60 $server; echo \$? >/tmp/rc) >/tmp/s 2>&1 & $(listening)" >/dev/null
+    "$RIG" exec 1 "rm -f /tmp/rc; (timeout 60 $server; echo \$? >/tmp/rc) >/tmp/s 2>&1 & $(listening linux)" >/dev/null
   fi
   if [ "$client_side" = linux ]; then RIG_T=60 "$RIG" exec 1 "$client" >"$T/c" 2>&1; crc=$?
   else "${run[@]}" $client >"$T/c" 2>&1; crc=$?; fi
@@ -78,6 +82,7 @@ one() { # TITLE SERVERSIDE SERVER CLIENT
   if [ -z "$bad" ]; then pass=$((pass+1)); printf 'ok    %s (%s ms)\n' "$1" $ms
   else
     fail=$((fail+1)); printf 'FAIL  %s (%s ms): %s\n' "$1" $ms "${bad#; }"
+    grep -ahiE "$COMPLAINTS|status" "$T/s" "$T/c" | grep -avE "$quiet" | sort | uniq -c | head -4 | sed 's/^/      ! /'
     echo "      server: $server"; tail -6 "$T/s" | sed 's/^/      | /'
     echo "      client: $client"; tail -6 "$T/c" | sed 's/^/      | /'
   fi
