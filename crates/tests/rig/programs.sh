@@ -130,7 +130,7 @@ for m in 256 512 1024; do for p in ib_write_bw ib_read_bw ib_send_bw; do
 done; done
 for p in ib_write_bw ib_send_bw ib_read_bw; do
   talk $p-both "" "$p -F -d %dev -x %gid -p %port -b -n 20" "$p -F -d %dev -x %gid -p %port -b -n 20 %s"
-  talk $p-q4 "" "$p -F -d %dev -x %gid -p %port -q 4 -n 20" "$p -F -d %dev -x %gid -p %port -q 4 -n 20 %s"
+  talk $p-q4 "" "$p -F -d %dev -x %gid -p %port -q 4 -u 18 -n 20" "$p -F -d %dev -x %gid -p %port -q 4 -u 18 -n 20 %s"
 done
 talk ib_send_bw-few-receives "" "ib_send_bw -F -d %dev -x %gid -p %port -r 2 -t 8 -n 50 -s 3000" "ib_send_bw -F -d %dev -x %gid -p %port -r 2 -t 8 -n 50 -s 3000 %s"
 # lost packets on the way, in both directions
