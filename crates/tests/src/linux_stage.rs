@@ -33,11 +33,14 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// Rounds of waiting for something that the script says will come, and how long each is.
 const PATIENCE: u32 = 60;
+const LONG_PATIENCE: u32 = 150;
 const A_WHILE: Duration = Duration::from_millis(10);
 
-/// `timeout` of a Linux QP in a script that never lets time pass: 17 s. The default of 67 ms would be over before a slow
-/// machine has answered, and the script does not speak of it.
+/// `timeout` of a Linux QP whose script has left it at its default of 14, which is 67 ms: a slow machine would not have
+/// answered by then. In a script that never lets time pass it is 17 s, in another 0.5 s, for which is waited.
 const PATIENT_TIMEOUT: u8 = 22;
+const SHORT_TIMEOUT: u8 = 17;
+const DEFAULT_TIMEOUT: u8 = 14;
 
 /// Rights and flags that Linux 6.1 knows.
 const LINUX_ACCESS: u32 = 0x1f;
@@ -224,7 +227,7 @@ impl Stage for LinuxStage<'_> {
     }
 
     fn wait(&mut self, attempt: u32) -> bool {
-        if attempt >= PATIENCE {
+        if attempt >= if self.patient { PATIENCE } else { LONG_PATIENCE } {
             return false;
         }
         std::thread::sleep(A_WHILE);
@@ -365,7 +368,11 @@ impl Stage for LinuxStage<'_> {
             Place::Here(inner) => return self.here.modify(inner, attr, mask),
             Place::There(n) => n,
         };
-        let timeout = if self.patient && attr.timeout == 14 { PATIENT_TIMEOUT } else { attr.timeout };
+        let timeout = match attr.timeout {
+            DEFAULT_TIMEOUT if self.patient => PATIENT_TIMEOUT,
+            DEFAULT_TIMEOUT => SHORT_TIMEOUT,
+            timeout => timeout,
+        };
         let av = &attr.ah_attr;
         let dgid = if mask.contains(QpAttrMask::AV) { self.gid_text(av.dgid) } else { "-".into() };
         let question = format!(
