@@ -47,13 +47,18 @@ pub fn run(options: &Options) -> Outcome {
 pub fn build(debug: bool) -> Outcome {
     let mut build = cargo();
     build.args(["build", "--quiet"]);
-    for package in ["cli", "preload", "preload-audit", "rdmacm"] {
+    for package in ["cli", "preload-audit", "rdmacm"] {
         build.args(["--package", &format!("scalefabric-{package}")]);
     }
-    if !debug {
-        build.arg("--release");
+    if debug {
+        process::run(build.args(["--package", "scalefabric-preload"]))?;
+    } else {
+        process::run(build.arg("--release"))?;
+        // As a static library alone: rustc optimises across crates only where it makes no rlib beside it, and the data path
+        // goes through four.
+        let alone = ["rustc", "--quiet", "--release", "--package", "scalefabric-preload", "--lib"];
+        process::run(cargo().args(alone).args(["--crate-type", "staticlib"]))?;
     }
-    process::run(&mut build)?;
     let profile = process::target_folder()?.join(if debug { "debug" } else { "release" });
     let tables = Tables::read(&root().join("crates"))?;
     Products { archive: profile.join("libscalefabric_preload.a"), folder: profile.join("scalefabric"), tables }
@@ -200,11 +205,17 @@ impl Products {
         replace(&product, |new| process::run(link.arg("-o").arg(new)))
     }
 
-    /// Functions that the static library defines.
+    /// Functions that the static library defines. Not by `nm`: where it has a plugin for link-time optimisation, it looks at
+    /// the bitcode beside the code and finds nothing.
     fn defined(&self) -> Result<BTreeSet<String>, String> {
-        let text =
-            output(Command::new("nm").args(["--defined-only", "--extern-only", "--quiet", "-P"]).arg(&self.archive))?;
-        Ok(text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
+        let text = output(Command::new("readelf").args(["--symbols", "--wide"]).arg(&self.archive))?;
+        // Number, value, size, type, binding, visibility, section, name.
+        let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let defined = rows.filter_map(|row| match row[..] {
+            [_, _, _, "FUNC", "GLOBAL" | "WEAK", _, section, name] if section != "UND" => Some(name.to_owned()),
+            _ => None,
+        });
+        Ok(defined.collect())
     }
 
     /// The library with everything in it. Hooks of libc stand in no node: an unversioned function satisfies a reference to

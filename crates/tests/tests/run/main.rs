@@ -1,6 +1,7 @@
 //! `sfab run` and the libraries it puts beneath a program: what the program keeps, what is refused, which names the
 //! libraries have, and what programs that use them in unusual ways see. Programs are small, in C, and compiled here.
 
+mod door;
 mod files;
 mod names;
 mod processes;

@@ -133,11 +133,8 @@ fn parse(reader: &Reader, head: &[u8]) -> Option<Elf> {
         dynamic.chunks_exact(16).map_while(|entry| Some((u64_at(entry, 0)?, u64_at(entry, 8)?))).collect();
     let find = |tag: u64| entries.iter().take_while(|(t, _)| *t != 0).filter(move |(t, _)| *t == tag).map(|(_, v)| *v);
     let address = find(5).next()?;
-    let (offset, ..) = loads
-        .iter()
-        .map(|&(o, a, l)| (o, a, l))
-        .find(|&(_, a, l)| address >= a && address - a < l)
-        .map(|(o, a, l)| (o + (address - a), l))?;
+    let &(start, base, _) = loads.iter().find(|&&(_, a, l)| address >= a && address - a < l)?;
+    let offset = start.checked_add(address - base)?;
     let strings = reader.bytes(offset, find(10).next()?)?;
     let text = |at: u64| text_at(&strings, at as usize);
     elf.needed = find(1).filter_map(text).collect();
