@@ -13,14 +13,18 @@
 //! the number of a completion channel takes nothing away. (With a NIC of hardware, both would read one and the same queue.) A
 //! copy that the application made of such a number stays shared.
 //!
+//! **A program may close what it did not open.** One that becomes a daemon closes every number there is. [`is_ours`] tells
+//! ours from its own, for those who can keep them (the hooks of `sfab run` do). A number that the program takes for itself, by
+//! `dup2`, is its own from then on ([`taken`]): the NIC loses a descriptor, and never closes the program's.
+//!
 //! `vfork`, `posix_spawn` and `_Fork` run none of this: their children may only call `exec`, which closes all descriptors.
 
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use scalefabric_verbs::{Errno, VerbsError};
 
@@ -104,17 +108,22 @@ impl<T> Drop for Own<T> {
     }
 }
 
-/// A descriptor of the NIC. A forked child lets go of it, and never closes what has its number by then.
+/// A descriptor of the NIC. A forked child lets go of it, and never closes what has its number by then; nor does this process
+/// once the program has taken the number.
 #[derive(Debug)]
 pub struct Descriptor(Own<Registered>);
 
+/// Its number stands among ours. Not an `OwnedFd`, which aborts where somebody else has closed it.
 #[derive(Debug)]
-struct Registered(OwnedFd);
+struct Registered(RawFd);
 
 impl Drop for Registered {
     fn drop(&mut self) {
         // Before the number is free for others.
-        note(self.0.as_raw_fd(), false);
+        if note(self.0, false) {
+            // SAFETY: it was made for this value, and the program has not taken its number.
+            unsafe { libc::close(self.0) };
+        }
     }
 }
 
@@ -132,26 +141,41 @@ impl Descriptor {
 
     /// Takes one that exists. Between a [`Making`]'s begin and end, or a fork in between leaves it to the child.
     pub fn keep(fd: OwnedFd) -> Self {
-        note(fd.as_raw_fd(), true);
+        let fd = fd.into_raw_fd();
+        note(fd, true);
         Self(Own::new(Registered(fd)))
     }
 
     /// Another descriptor of the same thing.
     pub fn try_clone(&self) -> io::Result<Self> {
         let _making = Making::begin();
-        Ok(Self::keep(self.0.0.try_clone()?))
+        Ok(Self::keep(self.as_fd().try_clone_to_owned()?))
     }
 }
 
 impl AsRawFd for Descriptor {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.0.as_raw_fd()
+        self.0.0
     }
 }
 
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.0.as_fd()
+        // SAFETY: it stays open as long as this value lives, unless the program closes what is not its own: then it is a
+        // number that is wrong, or another file's, as for any library.
+        unsafe { BorrowedFd::borrow_raw(self.0.0) }
+    }
+}
+
+impl io::Write for &Descriptor {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the bytes are there.
+        let written = unsafe { libc::write(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -162,16 +186,47 @@ static OURS: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS /
 /// Words of it that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-fn note(fd: RawFd, ours: bool) {
+/// Whether it stood there before.
+fn note(fd: RawFd, ours: bool) -> bool {
     let (word, bit) = (fd as usize / 64, 1u64 << (fd as usize % 64));
-    let Some(place) = OURS.get(word) else { return };
-    if ours {
+    let Some(place) = OURS.get(word) else { return true };
+    let before = if ours {
         watch_forks();
         USED.fetch_max(word + 1, Ordering::AcqRel);
-        place.fetch_or(bit, Ordering::AcqRel);
+        place.fetch_or(bit, Ordering::AcqRel)
     } else {
-        place.fetch_and(!bit, Ordering::AcqRel);
+        place.fetch_and(!bit, Ordering::AcqRel)
+    };
+    before & bit != 0
+}
+
+/// Whether this number is a descriptor of the NIC. Where there is no NIC it costs a load and a branch.
+#[inline]
+pub fn is_ours(fd: RawFd) -> bool {
+    let word = fd as usize / 64;
+    word < USED.load(Ordering::Relaxed) && OURS[word].load(Ordering::Relaxed) & (1 << (fd as usize % 64)) != 0
+}
+
+/// A number beyond all of ours.
+pub fn end_of_ours() -> RawFd {
+    (USED.load(Ordering::Relaxed) * 64) as RawFd
+}
+
+/// The program has put something of its own in the place of this number. A child of `vfork` has descriptors of its own but
+/// not memory: what it does there changes nothing here.
+pub fn taken(fd: RawFd) {
+    if is_ours(fd) && OWNER.load(Ordering::Relaxed) == number() {
+        note(fd, false);
     }
+}
+
+/// The process whose descriptors stand in the table; 0 before the first.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// The number of this process, asked of the kernel.
+fn number() -> i32 {
+    // SAFETY: it has no arguments.
+    unsafe { libc::syscall(libc::SYS_getpid) as i32 }
 }
 
 /// Threads that make a descriptor (lower half) and threads that fork (upper half).
@@ -210,6 +265,7 @@ fn watch_forks() {
     // SAFETY: three functions that live as long as the program.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(child_handler));
+        OWNER.store(number(), Ordering::Relaxed);
     });
 }
 
@@ -262,6 +318,7 @@ pub(crate) fn check_not_ending() -> Result<(), VerbsError> {
 pub fn after_fork_in_child() {
     MAKING.store(0, Ordering::Release);
     FORKS.fetch_add(1, Ordering::AcqRel);
+    OWNER.store(number(), Ordering::Relaxed);
     crate::provider::forget_all();
     // SAFETY: plain system calls on numbers of ours, which nobody closes any more.
     unsafe {

@@ -74,3 +74,8 @@ fn nonsense_gets_an_errno() {
 fn events_are_counted_and_waited_for() {
     program("events");
 }
+
+#[test]
+fn who_closes_every_number_closes_none_of_the_nic() {
+    program("descriptors");
+}

@@ -19,7 +19,7 @@ use scalefabric_wire::pcapng::Writer;
 use scalefabric_wire::{ethernet, ipv4, ipv6, udp};
 
 use super::{Datagram, Port, Sent, Train};
-use crate::process::{Home, Own};
+use crate::process::{Descriptor, Home, Making, Own};
 
 /// Bytes that wait before they are written.
 const BUFFER: usize = 64 << 10;
@@ -27,7 +27,7 @@ const BUFFER: usize = 64 << 10;
 const FLUSH_NS: u64 = 100_000_000;
 
 struct Output {
-    file: File,
+    file: Descriptor,
     writer: Writer,
     buffer: Vec<u8>,
     interfaces: u32,
@@ -43,7 +43,7 @@ impl Output {
     fn write_out(&mut self) {
         if self.error.is_none()
             && !self.buffer.is_empty()
-            && let Err(error) = self.file.write_all(&self.buffer)
+            && let Err(error) = (&self.file).write_all(&self.buffer)
         {
             self.error = Some(error);
         }
@@ -71,6 +71,10 @@ impl Capture {
     /// since 1970; 0 for simulated time.
     pub fn create(path: &Path, epoch_offset_ns: u64) -> io::Result<Arc<Self>> {
         let file = claim(path)?;
+        let file = {
+            let _making = Making::begin();
+            Descriptor::keep(file.into())
+        };
         let mut buffer = Vec::with_capacity(2 * BUFFER);
         let writer = Writer::new(&mut buffer, Endian::Little);
         let output = Output {

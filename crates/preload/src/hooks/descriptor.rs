@@ -1,8 +1,12 @@
-//! Hooks of what works on a descriptor: it goes to the device behind it, or on to libc.
+//! Hooks of what works on a descriptor: it goes to the device behind it, or on to libc. What the NIC itself holds is not
+//! closed by a program that closes every number there is, as daemons do: it would have stayed with a NIC of hardware, which
+//! holds none.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use libc::{iovec, size_t, ssize_t};
+
+use scalefabric_nic::process;
 
 use super::device::Node;
 use super::next::go_on;
@@ -132,6 +136,9 @@ pub(super) unsafe fn gathered(vector: *const iovec, count: usize) -> Vec<u8> {
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if process::is_ours(fd) {
+        return 0;
+    }
     let device = table::remove(fd);
     let result = go_on!(close(fd => c_int) -> c_int, -1);
     drop(device);
@@ -146,9 +153,25 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     /// They are not closed now, but at exec.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     let devices = if flags & CLOSE_RANGE_CLOEXEC == 0 { remove_range(first, last) } else { Vec::new() };
-    let result = go_on!(close_range(first => c_uint, last => c_uint, flags => c_int) -> c_int, -1);
+    let result = around_ours(first, last, |first, last| {
+        go_on!(close_range(first => c_uint, last => c_uint, flags => c_int) -> c_int, -1)
+    });
     drop(devices);
     result
+}
+
+/// Calls `close` for the stretches between the NIC's descriptors, until one fails. Ours have `FD_CLOEXEC` anyway.
+fn around_ours(first: c_uint, last: c_uint, mut close: impl FnMut(c_uint, c_uint) -> c_int) -> c_int {
+    let mut from = first;
+    let end = c_uint::try_from(process::end_of_ours()).unwrap_or(0).min(last.saturating_add(1));
+    for ours in (first..end).filter(|&fd| process::is_ours(fd as c_int)) {
+        if from < ours && close(from, ours - 1) < 0 {
+            return -1;
+        }
+        from = ours + 1;
+    }
+    // Nothing may be left of a range that was not empty.
+    if from > last && from != first { 0 } else { close(from, last) }
 }
 
 /// # Safety
@@ -157,7 +180,16 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let devices = remove_range(first.max(0) as c_uint, c_uint::MAX);
-    go_on!(closefrom(first => c_int) -> (), ());
+    around_ours(first.max(0) as c_uint, c_uint::MAX, |first, last| {
+        if last == c_uint::MAX {
+            go_on!(closefrom(first as c_int => c_int) -> (), ());
+        } else {
+            for fd in first..=last {
+                go_on!(close(fd as c_int => c_int) -> c_int, -1);
+            }
+        }
+        0
+    });
     drop(devices);
 }
 
@@ -198,6 +230,9 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 
 fn duplicated(from: c_int, to: c_int) -> c_int {
     if to >= 0 {
+        if from != to && process::is_ours(to) {
+            process::taken(to);
+        }
         table::duplicate(from, to);
     }
     to

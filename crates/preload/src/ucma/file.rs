@@ -3,7 +3,7 @@
 //! its number, the room for the response, the identifier, the call itself.
 
 use std::any::Any;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,8 @@ use scalefabric_verbs::{
 
 use super::{address, convert, memory};
 use crate::hooks::{self, Device, Node, device::Errno};
+use scalefabric_nic::process::Descriptor;
+
 use crate::verbs::answer::tell;
 
 /// Largest backlog (`net.rdma_ucm.max_backlog`).
@@ -29,7 +31,7 @@ const CONSUMER_DEFINED: u8 = scalefabric_verbs::cm::reject_reason::CONSUMER_DEFI
 struct CmFile {
     channel: Arc<dyn CmChannel>,
     /// A second descriptor of the file description that the application has, to see its `O_NONBLOCK`.
-    description: RawFd,
+    description: Descriptor,
     /// The process that opened it. Another one, a forked child, has none of what is behind it.
     pid: libc::pid_t,
 }
@@ -63,7 +65,8 @@ fn prepare(channel: &Arc<dyn CmChannel>, fd: RawFd, flags: i32) -> Result<CmFile
         check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK) } as i32)?;
     }
     // SAFETY: no memory is passed.
-    let description = check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) } as i32)?;
+    let description = Descriptor::make(|| unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) } as i32)
+        .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
     // SAFETY: getpid has no conditions.
     Ok(CmFile { channel: Arc::clone(channel), description, pid: unsafe { libc::getpid() } })
 }
@@ -140,7 +143,6 @@ impl Device for CmFile {
         if unsafe { libc::getpid() } == self.pid {
             self.channel.close();
         }
-        close(self.description);
     }
 
     fn as_any(&self) -> Option<&dyn Any> {
@@ -365,7 +367,7 @@ impl CmFile {
 
     fn nonblocking(&self) -> bool {
         // SAFETY: no memory is passed.
-        let flags = unsafe { libc::syscall(libc::SYS_fcntl, self.description, libc::F_GETFL) };
+        let flags = unsafe { libc::syscall(libc::SYS_fcntl, self.description.as_raw_fd(), libc::F_GETFL) };
         flags >= 0 && flags as i32 & libc::O_NONBLOCK != 0
     }
 

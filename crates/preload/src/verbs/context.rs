@@ -13,6 +13,8 @@ use std::sync::{Arc, Weak};
 use scalefabric_ibv::abi;
 use scalefabric_verbs::{Context, DeviceMemory, Errno, MemoryRegion, ProtectionDomain, Provider, VerbsError};
 
+use scalefabric_nic::process::{Descriptor, Making};
+
 use super::answer::{Outcome, stale};
 use super::lock::{Lock, Locked};
 use super::object::ROOM;
@@ -46,7 +48,7 @@ pub struct Open {
     /// What contexts of the same `cmd_fd` share.
     pub shared: Arc<Shared>,
     objects: Lock<Objects>,
-    _cmd_fd: OwnedFd,
+    _cmd_fd: Descriptor,
 }
 
 /// Objects whose events are looked up by number.
@@ -166,15 +168,10 @@ fn identity(fd: c_int) -> Option<(u64, u64)> {
 pub fn make(device: *mut abi::Device, name: &str, verbs: Arc<dyn Context>) -> Outcome<*mut abi::Context> {
     let label = CString::new(format!("scalefabric:{name}")).unwrap_or_default();
     // SAFETY: a string that ends with 0.
-    let fd = unsafe { libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(VerbsError::environment(
-            Errno::ENOMEM,
-            format!("no descriptor for cmd_fd: {}; raise the limit of open files", std::io::Error::last_os_error()),
-        ));
-    }
-    // SAFETY: just made, and nobody else's.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = Descriptor::make(|| unsafe { libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC) }).map_err(|error| {
+        let said = format!("no descriptor for cmd_fd: {error}; raise the limit of open files");
+        VerbsError::environment(Errno::ENOMEM, said)
+    })?;
     let shared = Arc::new(Shared::default());
     *shared.verbs.lock() = Some(Arc::downgrade(&verbs));
     shared.device.store(device, Ordering::Release);
@@ -193,6 +190,10 @@ pub fn import(cmd_fd: c_int) -> Option<Outcome<*mut abi::Context>> {
     let verbs = shared.verbs.lock().as_ref()?.upgrade()?;
     // SAFETY: the program hands the descriptor over; the context owns it from now on.
     let fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+    let fd = {
+        let _making = Making::begin();
+        Descriptor::keep(fd)
+    };
     Some(make_with(shared.device.load(Ordering::Acquire), verbs, shared, fd))
 }
 
@@ -200,7 +201,7 @@ fn make_with(
     device: *mut abi::Device,
     verbs: Arc<dyn Context>,
     shared: Arc<Shared>,
-    cmd_fd: OwnedFd,
+    cmd_fd: Descriptor,
 ) -> Outcome<*mut abi::Context> {
     let vectors = verbs.query_device()?.num_comp_vectors;
     let (fd, async_fd) = (cmd_fd.as_raw_fd(), verbs.async_fd());
