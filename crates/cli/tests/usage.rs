@@ -1,6 +1,8 @@
 //! Wrong use of `sfab`: exit code 2, a sentence on standard error, nothing on standard output. And help with an example
 //! for each command.
 
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn sfab(arguments: &[&str]) -> Output {
@@ -79,4 +81,38 @@ fn a_reader_that_has_gone_is_no_failure() {
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(!told.contains("panicked"), "{command:?}: {told}");
     }
+}
+
+#[test]
+fn a_program_is_not_started_with_what_cannot_work() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("usage-products");
+    for name in ["libscalefabric-preload.so", "libscalefabric-audit.so", "dropin/libibverbs.so.1"] {
+        let file = folder.join(name);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+        fs::write(file, "").expect("a file");
+    }
+    let run = |options: &[&str], device: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sfab"));
+        command.arg("run").args(options).args(["--show", "--", "true"]).env("SCALEFABRIC_LIB", &folder);
+        if let Some(name) = device {
+            command.env("SCALEFABRIC_DEVICE", name);
+        }
+        let output = command.output().expect("sfab starts");
+        (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+    };
+    let folder_text = folder.to_str().expect("text");
+    let new = format!("{folder_text}/new.pcapng");
+    for (options, device, part) in [
+        (&["--capture", folder_text][..], None, "is a folder"),
+        (&["--capture", "/proc/capture.pcapng"], None, "cannot be written"),
+        (&["--capture", "/nowhere/capture.pcapng"], None, "there is no folder /nowhere"),
+        (&["--device", "nosuch"], None, "there is no device \"nosuch\"; devices here: "),
+        (&[], Some("nosuch"), "there is no device \"nosuch\"; devices here: "),
+    ] {
+        let (code, said) = run(options, device);
+        assert!(code == Some(2) && said.contains(part), "{options:?}: {code:?}, {said}");
+    }
+    assert_eq!(run(&["--capture", &new], None), (Some(0), String::new()));
+    assert!(!Path::new(&new).exists(), "only the program makes it");
+    assert_eq!(run(&["--device", "sflo"], Some("nosuch")), (Some(0), String::new()), "the option wins");
 }

@@ -257,20 +257,28 @@ impl Poller {
             tv_nsec: (ns % 1_000_000_000) as libc::c_long,
         };
         let timeout_ptr = if ns == NEVER { std::ptr::null() } else { &raw const timeout };
-        // SAFETY: events and timeout are valid; a null signal mask changes nothing.
-        let mut n = unsafe {
-            libc::syscall(
-                libc::SYS_epoll_pwait2,
-                self.0.as_raw_fd(),
-                events.as_mut_ptr(),
-                EVENTS as libc::c_int,
-                timeout_ptr,
-                std::ptr::null::<libc::sigset_t>(),
-                0usize,
-            )
-        } as libc::c_int;
-        if n < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
-            // Kernels before 5.11: milliseconds, rounded up.
+        /// Kernels before 5.11 do not know the call, nor does valgrind, which says so at each of them.
+        static UNKNOWN: AtomicBool = AtomicBool::new(false);
+        let mut n = -1;
+        if !UNKNOWN.load(Ordering::Relaxed) {
+            // SAFETY: events and timeout are valid; a null signal mask changes nothing.
+            n = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    self.0.as_raw_fd(),
+                    events.as_mut_ptr(),
+                    EVENTS as libc::c_int,
+                    timeout_ptr,
+                    std::ptr::null::<libc::sigset_t>(),
+                    0usize,
+                )
+            } as libc::c_int;
+            if n < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+                UNKNOWN.store(true, Ordering::Relaxed);
+            }
+        }
+        if UNKNOWN.load(Ordering::Relaxed) {
+            // Milliseconds, rounded up.
             let ms = if ns == NEVER { -1 } else { ns.div_ceil(1_000_000).min(i32::MAX as u64) as libc::c_int };
             // SAFETY: events is valid for its length.
             n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS as libc::c_int, ms) };

@@ -23,6 +23,7 @@ use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::SoftwareProvider;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
+use std::fs::OpenOptions;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -137,17 +138,36 @@ fn nic_options(options: &Options) -> Result<NicOptions, Failure> {
         software::personality(name)?;
     }
     if let Some(file) = &options.capture {
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if !folder.is_dir() {
-            return Err(Failure::usage(format!("--capture: there is no folder {}", folder.display())));
-        }
+        nic.capture = Some(file.clone());
+    }
+    if let Some(file) = nic.capture_path() {
+        check_capture(&file)?;
     }
     Ok(nic)
 }
 
+/// Whether the program will be able to write this file: what it prints itself when it cannot open the device says nothing of it.
+fn check_capture(file: &Path) -> Result<(), Failure> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return Err(Failure::usage(format!("--capture: there is no folder {}", folder.display())));
+    }
+    let opened = match std::fs::metadata(file) {
+        Ok(found) if found.is_dir() => {
+            return Err(Failure::usage(format!("--capture: {} is a folder, not a file", file.display())));
+        }
+        Ok(found) if found.is_file() => OpenOptions::new().write(true).open(file).map(drop),
+        // A pipe, which would wait for its reader here.
+        Ok(_) => Ok(()),
+        Err(_) => OpenOptions::new().write(true).create_new(true).open(file).and_then(|_| std::fs::remove_file(file)),
+    };
+    opened.map_err(|error| Failure::usage(format!("--capture: {} cannot be written: {error}", file.display())))
+}
+
 /// The devices that the program will see.
 fn plans(nic: &NicOptions, only: Option<&str>) -> Result<Vec<DevicePlan>, Failure> {
-    let plans = SoftwareProvider::new(nic.clone()).plans()?;
+    let only = only.or(nic.only.as_deref());
+    let plans = SoftwareProvider::new(NicOptions { only: None, ..nic.clone() }).plans()?;
     if plans.is_empty() {
         return Err(Failure::usage(
             "there is no usable interface: the software NIC needs a network interface that is up and has an address \

@@ -153,9 +153,11 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     /// They are not closed now, but at exec.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     let devices = if flags & CLOSE_RANGE_CLOEXEC == 0 { remove_range(first, last) } else { Vec::new() };
-    let result = around_ours(first, last, |first, last| {
-        go_on!(close_range(first => c_uint, last => c_uint, flags => c_int) -> c_int, -1)
-    });
+    let result = around_ours(
+        first,
+        last,
+        |first, last| go_on!(close_range(first => c_uint, last => c_uint, flags => c_int) -> c_int, -1),
+    );
     drop(devices);
     result
 }

@@ -65,8 +65,9 @@ fn prepare(channel: &Arc<dyn CmChannel>, fd: RawFd, flags: i32) -> Result<CmFile
         check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK) } as i32)?;
     }
     // SAFETY: no memory is passed.
-    let description = Descriptor::make(|| unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) } as i32)
-        .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+    let description =
+        Descriptor::make(|| unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) } as i32)
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
     // SAFETY: getpid has no conditions.
     Ok(CmFile { channel: Arc::clone(channel), description, pid: unsafe { libc::getpid() } })
 }

@@ -168,10 +168,11 @@ fn identity(fd: c_int) -> Option<(u64, u64)> {
 pub fn make(device: *mut abi::Device, name: &str, verbs: Arc<dyn Context>) -> Outcome<*mut abi::Context> {
     let label = CString::new(format!("scalefabric:{name}")).unwrap_or_default();
     // SAFETY: a string that ends with 0.
-    let fd = Descriptor::make(|| unsafe { libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC) }).map_err(|error| {
-        let said = format!("no descriptor for cmd_fd: {error}; raise the limit of open files");
-        VerbsError::environment(Errno::ENOMEM, said)
-    })?;
+    let fd =
+        Descriptor::make(|| unsafe { libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC) }).map_err(|error| {
+            let said = format!("no descriptor for cmd_fd: {error}; raise the limit of open files");
+            VerbsError::environment(Errno::ENOMEM, said)
+        })?;
     let shared = Arc::new(Shared::default());
     *shared.verbs.lock() = Some(Arc::downgrade(&verbs));
     shared.device.store(device, Ordering::Release);
