@@ -12,8 +12,9 @@
 
 enum { CHAIN = 32, DEPTH = 64, WARM = 256 };
 
-/* What the loop allocates, in whatever library: the program's functions come before libc's for all of them. */
-static volatile int watched;
+/* What the loop allocates on its thread, in whatever library: the program's functions come before libc's for all of them. The
+   worker beside it looks after the shared device and may allocate. */
+static __thread volatile int watched;
 static volatile unsigned long allocations;
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
