@@ -44,6 +44,8 @@ pub fn completion_queue_with(cqe: u32, events: bool, shape: Shape) -> (Producer,
         placed: AtomicU64::new(0),
         taken: AtomicU64::new(0),
         armed: AtomicU8::new(UNARMED),
+        told: AtomicU64::new(0),
+        solicited: AtomicU64::new(0),
         overrun: AtomicBool::new(false),
         events,
         poller: Mutex::new(segment.clone()),
@@ -133,7 +135,7 @@ impl Producer {
             self.hidden = 0;
             self.ring.placed.store(self.placed, Ordering::Release);
             self.ring.overrun.store(true, Ordering::Release);
-            return Pushed::Overrun { notify: self.ring.events && self.disarm(true) };
+            return Pushed::Overrun { notify: self.ring.events && self.tell(true) };
         }
         if self.placed - taken.max(self.segment.start) >= self.segment.entries.len() as u64 {
             self.grow();
@@ -155,7 +157,7 @@ impl Producer {
             return if self.show() { Pushed::Notify } else { Pushed::Quiet };
         }
         self.ring.placed.store(self.placed, Ordering::Release);
-        if self.ring.events && self.disarm(solicited || failed) { Pushed::Notify } else { Pushed::Quiet }
+        if self.ring.events && self.tell(solicited || failed) { Pushed::Notify } else { Pushed::Quiet }
     }
 
     /// Shows the poller what is hidden. True if the queue was armed for it: tell the channel.
@@ -166,15 +168,17 @@ impl Producer {
         self.hidden = 0;
         self.ring.placed.store(self.placed, Ordering::Release);
         let solicited = core::mem::take(&mut self.solicited);
-        self.ring.events && self.disarm(solicited)
+        self.ring.events && self.tell(solicited)
     }
 
     /// True, once, if the poller waits for what was just placed.
-    fn disarm(&self, solicited: bool) -> bool {
+    fn tell(&self, solicited: bool) -> bool {
+        if solicited {
+            self.ring.solicited.store(self.placed, Ordering::Release);
+        }
         fence(Ordering::SeqCst);
         let wanted = if solicited { ARMED_SOLICITED } else { ARMED_NEXT };
-        // The second look is for a poller that arms at this moment: `swap` gives the event to exactly one push.
-        self.ring.armed.load(Ordering::Relaxed) >= wanted && self.ring.armed.swap(UNARMED, Ordering::AcqRel) != UNARMED
+        self.ring.armed.load(Ordering::Relaxed) >= wanted && self.ring.disarm(self.placed)
     }
 
     #[cold]
@@ -228,6 +232,10 @@ pub struct CompletionRing {
     /// Completions taken since the beginning. Only the poller writes it.
     taken: AtomicU64,
     armed: AtomicU8,
+    /// Completions placed when the last event was raised: a sleeper has heard of them.
+    told: AtomicU64,
+    /// Completions placed when the last solicited or failed one was. Only the engine writes it.
+    solicited: AtomicU64,
     overrun: AtomicBool,
     events: bool,
     /// The segment from which the next completion is taken, and the lock of those who poll.
@@ -300,13 +308,31 @@ impl CompletionRing {
     }
 
     /// Asks for one event: at the next completion, or only at a solicited or failed one. A request for the next one is
-    /// never weakened by a later one for solicited ones. After it, poll once more before sleeping.
-    pub fn req_notify(&self, solicited_only: bool) {
-        if self.events {
-            let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED_NEXT };
-            self.armed.fetch_max(wanted, Ordering::AcqRel);
-            fence(Ordering::SeqCst);
+    /// never weakened by a later one for solicited ones.
+    ///
+    /// True if that one is there already: it came after the last poll, and no event told of it. Raise the event at once;
+    /// the queue is disarmed again.
+    #[must_use]
+    pub fn req_notify(&self, solicited_only: bool) -> bool {
+        if !self.events {
+            return false;
         }
+        let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED_NEXT };
+        let wanted = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
+        // Against the fence of `tell`: either the engine sees the request, or we see what it placed.
+        fence(Ordering::SeqCst);
+        let come = if wanted == ARMED_SOLICITED { &self.solicited } else { &self.placed }.load(Ordering::Acquire);
+        let heard_of = self.taken.load(Ordering::Acquire).max(self.told.load(Ordering::Acquire));
+        come > heard_of && self.disarm(come)
+    }
+
+    /// Gives the event to exactly one of those who would raise it.
+    fn disarm(&self, placed: u64) -> bool {
+        let mine = self.armed.swap(UNARMED, Ordering::AcqRel) != UNARMED;
+        if mine {
+            self.told.fetch_max(placed, Ordering::AcqRel);
+        }
+        mine
     }
 }
 
@@ -373,7 +399,7 @@ mod tests {
     #[test]
     fn overrun_is_told_once_and_stays() {
         let (mut producer, ring) = completion_queue(2, true);
-        ring.req_notify(true);
+        let _ = ring.req_notify(true);
         assert_eq!(producer.push(&wc(0), false), Pushed::Quiet);
         assert_eq!(producer.push(&wc(1), false), Pushed::Quiet);
         assert_eq!(producer.push(&wc(2), false), Pushed::Overrun { notify: true });
@@ -387,13 +413,13 @@ mod tests {
     #[test]
     fn a_batch_is_seen_at_once_or_when_it_is_shown() {
         let (mut producer, ring) = completion_queue_with(10, true, Shape { batch: 3, ..Shape::default() });
-        ring.req_notify(false);
+        let _ = ring.req_notify(false);
         assert_eq!((producer.push(&wc(0), false), producer.push(&wc(1), false)), (Pushed::Hidden, Pushed::Hidden));
         assert!(poll(&ring, 9).is_empty());
         assert_eq!(producer.push(&wc(2), false), Pushed::Notify);
         assert_eq!(poll(&ring, 9), [0, 1, 2]);
         assert_eq!(producer.push(&wc(3), true), Pushed::Hidden);
-        ring.req_notify(true);
+        let _ = ring.req_notify(true);
         assert!(producer.show() && !producer.show(), "one of them was solicited");
         assert_eq!(poll(&ring, 9), [3]);
         let failed = WorkCompletion { status: WcStatus::WrFlushErr, ..wc(5) };
@@ -448,22 +474,48 @@ mod tests {
     fn one_request_makes_one_event() {
         let (mut producer, ring) = completion_queue(10, true);
         assert_eq!(producer.push(&wc(0), true), Pushed::Quiet, "not armed");
-        ring.req_notify(false);
+        assert_eq!(ring.poll(&mut [wc(9)]), Polled::Some(1));
+        assert!(!ring.req_notify(false), "nothing is there");
         assert_eq!(producer.push(&wc(1), false), Pushed::Notify);
         assert_eq!(producer.push(&wc(2), false), Pushed::Quiet);
     }
 
     #[test]
+    fn what_came_between_the_last_poll_and_the_request_makes_its_event_at_once() {
+        let (mut producer, ring) = completion_queue(10, true);
+        assert_eq!(producer.push(&wc(0), false), Pushed::Quiet, "not armed");
+        assert!(ring.req_notify(false), "it is there, and nobody has heard of it");
+        assert!(!ring.req_notify(false), "the event told of it, taken or not");
+        assert_eq!(producer.push(&wc(1), false), Pushed::Notify);
+        assert!(!ring.req_notify(false));
+        assert_eq!(producer.push(&wc(2), false), Pushed::Notify);
+        assert_eq!(producer.push(&wc(3), false), Pushed::Quiet);
+        assert!(ring.req_notify(false), "it came behind the event");
+    }
+
+    #[test]
+    fn a_request_for_solicited_ones_looks_for_solicited_ones_that_are_there() {
+        let (mut producer, ring) = completion_queue(10, true);
+        assert_eq!(producer.push(&wc(0), false), Pushed::Quiet);
+        assert!(!ring.req_notify(true), "not solicited");
+        assert_eq!(ring.poll(&mut [wc(9)]), Polled::Some(1));
+        assert_eq!(producer.push(&wc(1), true), Pushed::Notify);
+        assert_eq!(producer.push(&wc(2), true), Pushed::Quiet);
+        assert!(ring.req_notify(true));
+        assert!(!ring.req_notify(true));
+    }
+
+    #[test]
     fn a_request_for_solicited_ones_waits_for_a_solicited_or_failed_one() {
         let (mut producer, ring) = completion_queue(10, true);
-        ring.req_notify(true);
+        assert!(!ring.req_notify(true));
         assert_eq!(producer.push(&wc(0), false), Pushed::Quiet);
         assert_eq!(producer.push(&wc(1), true), Pushed::Notify);
-        ring.req_notify(true);
+        assert!(!ring.req_notify(true));
         let failed = WorkCompletion { status: WcStatus::WrFlushErr, ..wc(2) };
         assert_eq!(producer.push(&failed, false), Pushed::Notify);
-        ring.req_notify(false);
-        ring.req_notify(true);
+        assert!(!ring.req_notify(false));
+        assert!(!ring.req_notify(true));
         assert_eq!(producer.push(&wc(3), false), Pushed::Notify, "not weakened");
     }
 

@@ -116,7 +116,12 @@ impl CompletionQueue for CqObject {
 
     fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
         self.check()?;
-        self.ring.req_notify(solicited_only);
+        if self.ring.req_notify(solicited_only)
+            && let Some(channel) = &self.channel
+        {
+            channel.events.push(self.cq_num);
+            channel.events.wake();
+        }
         self.core.someone_sleeps();
         Ok(())
     }
