@@ -7,6 +7,7 @@
 //! | [`hooks`] | functions of libc that lead to files and descriptors of ours |
 //! | [`tree`] | the files under `/sys/class/infiniband` and `/dev/infiniband` |
 //! | [`netlink`] | the sockets of NETLINK_RDMA |
+//! | [`signal`] | what a signal does to a call that waits |
 //! | [`real`] | the libraries that stand behind us: libc and the distribution's libibverbs |
 //!
 //! It is built as a static library and linked into the products by `cargo xtask build`. Nothing here runs before the
@@ -15,6 +16,7 @@
 pub mod hooks;
 pub mod netlink;
 pub mod real;
+pub mod signal;
 pub mod tree;
 pub mod ucma;
 pub mod verbs;

@@ -9,7 +9,7 @@ fn every_case_starts_something() {
         let what = &case.what;
         assert!(what.client.is_empty() != what.script.is_empty(), "{}: a client or a script, not both", case.id());
         let known = ["server", "client", "server6", "client6", "dev", "netdev", "gid", "gid6", "port", "tmp", "sfab"];
-        let known = [&known[..], &["cases", "pyverbs", "on_server", "on_client"]].concat();
+        let known = [&known[..], &["cases", "pyverbs", "libraries", "on_server", "on_client"]].concat();
         for text in
             [&what.name, &what.server, &what.client, &what.script, &what.run, &what.run_client, &what.run_server]
         {

@@ -76,7 +76,8 @@ pub trait CompletionChannel: Send + Sync + Debug {
     /// The descriptor; may be polled, and set to O_NONBLOCK.
     fn fd(&self) -> i32;
 
-    /// Waits for an event and takes it: the number of the CQ. `None` when `timeout` passes (`None` waits for ever).
+    /// Waits for an event and takes it: the number of the CQ. `None` when `timeout` passes; without one, when a
+    /// signal handler ran meanwhile.
     fn wait(&self, timeout: Option<Duration>) -> Result<Option<Arc<dyn CompletionQueue>>, VerbsError>;
 
     /// Destroys it: `EBUSY` while a CQ uses it.

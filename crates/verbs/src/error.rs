@@ -12,6 +12,7 @@ use core::fmt;
 pub enum Errno {
     EPERM = 1,
     ENOENT = 2,
+    EINTR = 4,
     EIO = 5,
     ENXIO = 6,
     EBADF = 9,
@@ -54,6 +55,7 @@ impl Errno {
         Some(match raw {
             1 => Self::EPERM,
             2 => Self::ENOENT,
+            4 => Self::EINTR,
             5 => Self::EIO,
             6 => Self::ENXIO,
             9 => Self::EBADF,

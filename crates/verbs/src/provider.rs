@@ -126,7 +126,8 @@ pub trait Context: Send + Sync + Debug {
 
     /// Descriptor that becomes readable when an asynchronous event is there.
     fn async_fd(&self) -> i32;
-    /// Waits for an asynchronous event and takes it; `None` when `timeout` passes (`None` waits for ever).
+    /// Waits for an asynchronous event and takes it; `None` when `timeout` passes; without one, when a
+    /// signal handler ran meanwhile.
     fn get_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, VerbsError>;
 
     /// Hardware counters: name and value, with the names of Linux's drivers.

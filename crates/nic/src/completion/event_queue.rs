@@ -129,8 +129,8 @@ impl<T> EventQueue<T> {
         flags >= 0 && flags & libc::O_NONBLOCK != 0
     }
 
-    /// Sleeps until the descriptor is readable or `timeout` passes. Also returns for nothing (a signal).
-    pub fn sleep(&self, timeout: Option<Duration>) {
+    /// Sleeps until the descriptor is readable or `timeout` passes. False if a signal ended it.
+    pub fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
         let spec = timeout.map(|t| libc::timespec {
             tv_sec: t.as_secs().min(i64::MAX as u64) as libc::time_t,
@@ -138,11 +138,12 @@ impl<T> EventQueue<T> {
         });
         let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: one pollfd, and a timespec that outlives the call or none.
-        unsafe { libc::ppoll(&mut poll, 1, spec, std::ptr::null()) };
+        let ready = unsafe { libc::ppoll(&mut poll, 1, spec, std::ptr::null()) };
+        ready >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted
     }
 
     /// Waits until there is an event and takes it; `None` when `timeout` passes. If there is none and the descriptor is
-    /// O_NONBLOCK, it does not wait: `EAGAIN`. A signal does not end the wait.
+    /// O_NONBLOCK, it does not wait: `EAGAIN`. Without a timeout a signal that had a handler ends the wait, too: `None`.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<T>, VerbsError> {
         if let Some(event) = self.take() {
             return Ok(Some(event));
@@ -157,11 +158,11 @@ impl<T> EventQueue<T> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         loop {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            self.sleep(left);
+            let undisturbed = self.sleep(left);
             if let Some(event) = self.take() {
                 return Ok(Some(event));
             }
-            if deadline.is_some_and(|d| Instant::now() >= d) {
+            if deadline.is_none() && !undisturbed || deadline.is_some_and(|d| Instant::now() >= d) {
                 return Ok(None);
             }
         }

@@ -1,6 +1,6 @@
 //! Processes that are stopped, go on, and are killed at any time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::namespace::Namespace;
 use crate::parent::{Child, Device, is_root, skip, until};
@@ -158,6 +158,11 @@ fn a_thread_starts_with_the_first_opening_and_takes_no_signal() {
     a.ask("survey");
     assert!(own_threads(a.pid()).is_empty(), "looking at a device starts no thread");
     a.ask("open");
+    // A thread has its name only when it has begun to run.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while own_threads(a.pid()).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let masks = own_threads(a.pid());
     assert_eq!(masks.len(), 1);
     let application = [1, 2, 3, 10, 12, 13, 14, 15, 17, 18, 20, 23, 27, 28, 29, 34, 64];

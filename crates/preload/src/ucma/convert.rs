@@ -225,7 +225,7 @@ mod tests {
     fn a_packed_path_comes_back() {
         let data = path_data(&path());
         assert_eq!(path_record(&data), Some(path()));
-        assert_eq!(data.bytes()[48..52], [0x0a, 0xbc, 0xde, 64], "flow label and hop limit, big endian");
+        assert_eq!(data.bytes()[52..56], [0x0a, 0xbc, 0xde, 64], "flow label and hop limit, big endian");
     }
 
     #[test]

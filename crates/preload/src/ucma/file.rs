@@ -380,7 +380,7 @@ impl CmFile {
             // SAFETY: one valid entry.
             match check(unsafe { libc::poll(&raw mut interest, 1, -1) }) {
                 Ok(_) => return Ok(()),
-                Err(libc::EINTR) if handlers_restart() => {}
+                Err(libc::EINTR) if crate::signal::handlers_restart() => {}
                 Err(errno) => return Err(errno),
             }
         }
@@ -470,18 +470,4 @@ fn primary_path(value: &[u8]) -> Result<scalefabric_verbs::PathRecord, Errno> {
     let records = value.chunks_exact(size_of::<abi::PathRecData>()).filter_map(abi::PathRecData::read);
     let mut primary = records.filter(|record| record.flags == abi::PATH_PRIMARY_BOTH_WAYS);
     primary.next().and_then(|record| convert::path_record(&record)).ok_or(libc::EINVAL)
-}
-
-/// Whether each handler of the process asks for interrupted calls to go on (`SA_RESTART`).
-fn handlers_restart() -> bool {
-    (1..=libc::SIGRTMAX()).all(|signal| {
-        // SAFETY: zeros are a value of this struct.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: only asks; `action` lives through the call.
-        let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-        asked != 0
-            || action.sa_sigaction == libc::SIG_DFL
-            || action.sa_sigaction == libc::SIG_IGN
-            || action.sa_flags & libc::SA_RESTART != 0
-    })
 }

@@ -63,7 +63,10 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut abi::Context, event: 
         // SAFETY: it is ours.
         let open = unsafe { context::open(context)? };
         loop {
-            let Some(happened) = open.verbs()?.get_async_event(None)? else { continue };
+            let Some(happened) = open.verbs()?.get_async_event(None)? else {
+                crate::signal::interrupted()?;
+                continue;
+            };
             // SAFETY: the tables are the context's own; the program's structure.
             unsafe {
                 let Some(element) = element(open, happened.subject) else { continue };

@@ -252,7 +252,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::Cq) -> c_int {
     })
 }
 
-/// `ibv_get_cq_event`: blocks unless the descriptor is O_NONBLOCK; -1 with `EAGAIN` then.
+/// `ibv_get_cq_event`: blocks unless the descriptor is O_NONBLOCK; -1 with `EAGAIN` then, and with `EINTR` for a signal.
 ///
 /// # Safety
 /// As the C function.
@@ -277,7 +277,10 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             (object, context::open((*channel).context)?)
         };
         loop {
-            let Some(event) = object.part.channel.wait(None)? else { continue };
+            let Some(event) = object.part.channel.wait(None)? else {
+                crate::signal::interrupted()?;
+                continue;
+            };
             let objects = open.objects();
             // A CQ that is being destroyed has no event any more.
             // SAFETY: a CQ in the table was not buried, and cannot be while its table is locked.

@@ -1,9 +1,19 @@
 /* Events: given out, counted, waited for. */
 #include "check.h"
+#include <signal.h>
+#include <sys/time.h>
 #include <poll.h>
 #include <pthread.h>
 
 static volatile int acknowledged;
+
+static volatile sig_atomic_t signals;
+
+static void count_signal(int number)
+{
+	(void)number;
+	signals++;
+}
 
 static void *acknowledge_cq(void *cq)
 {
@@ -38,6 +48,18 @@ int main(void)
 	errno = 0;
 	FAILS(ibv_get_cq_event(channel, &told, &context), -1);
 	CHECK(errno == EAGAIN);
+
+	/* A signal ends a wait, unless its handler asks for calls to begin again. */
+	CHECK(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) & ~O_NONBLOCK));
+	struct sigaction interrupt = { .sa_handler = count_signal };
+	CHECK(!sigaction(SIGALRM, &interrupt, NULL));
+	CHECK(!setitimer(ITIMER_REAL, &(struct itimerval){ .it_value.tv_usec = 20000 }, NULL));
+	FAILS(ibv_get_cq_event(channel, &told, &context), -1);
+	CHECK(errno == EINTR && signals == 1);
+	CHECK(!setitimer(ITIMER_REAL, &(struct itimerval){ .it_value.tv_usec = 20000 }, NULL));
+	FAILS(ibv_get_async_event(p.context, &(struct ibv_async_event){ 0 }), -1);
+	CHECK(errno == EINTR && signals == 2);
+	CHECK(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK));
 
 	/* An event of a completion; destroying waits until it is acknowledged. */
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
