@@ -8,6 +8,20 @@ pub fn next(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
+/// libc's definition of a symbol that we hook: the next one, or libc's own where this object was not preloaded but came
+/// behind it, as the drop-in's dependency. Calls from here then still end in our hooks, as they are bound within the object.
+pub fn libc(name: &CStr) -> *mut c_void {
+    let found = next(name);
+    if !found.is_null() {
+        return found;
+    }
+    // SAFETY: libc is in each process, so that opening it loads nothing; its handle is never given back, which costs nothing.
+    unsafe {
+        let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() { library } else { libc::dlsym(library, name.as_ptr()) }
+    }
+}
+
 /// A function of the distribution's libibverbs: the next definition after ours. In the place of that library may stand our
 /// own drop-in, whose functions lead back here: it is none.
 pub fn verbs(name: &CStr) -> *mut c_void {

@@ -12,7 +12,7 @@ macro_rules! next {
                     Ok(name) => name,
                     Err(_) => unreachable!(),
                 };
-            found = $crate::real::next(NAME);
+            found = $crate::real::libc(NAME);
             NEXT.store(found, std::sync::atomic::Ordering::Relaxed);
         }
         // SAFETY: the symbol of that name in libc has this type; a null pointer is `None`.
