@@ -201,7 +201,9 @@ impl<'a> Stage<'a> {
         let mut server = None;
         if !what.server.is_empty() {
             let mut side = self.start("server", &self.line(&what.server, &self.place.on_server(), &what.run_server))?;
-            side.settle(program(&what.server), self.end.min(Instant::now() + Duration::from_millis(2500)));
+            // A server that listens by rdma_cm sleeps now and then before it does.
+            let looks = if what.server.contains(" -R") { 30 } else { 6 };
+            side.settle(program(&what.server), looks, self.end.min(Instant::now() + Duration::from_millis(2500)));
             server = Some(side);
         }
         let mut client = self.start("client", &self.line(&what.client, &self.place.on_client(), &what.run_client))?;

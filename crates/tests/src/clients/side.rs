@@ -42,10 +42,10 @@ impl Side {
         String::from_utf8_lossy(&std::fs::read(&self.output).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until `program` has started, sleeps, and used no processor for six samples; or it has ended, or `end`.
-    pub fn settle(&mut self, program: &str, end: Instant) {
+    /// Waits until `program` has started, sleeps, and used no processor for `looks` samples; or it has ended, or `end`.
+    pub fn settle(&mut self, program: &str, looks: u32, end: Instant) {
         let (mut before, mut same) = (0, 0);
-        while same < 6 && Instant::now() < end && self.has_ended().is_none() {
+        while same < looks && Instant::now() < end && self.has_ended().is_none() {
             std::thread::sleep(SAMPLE);
             let Some((name, state, used)) = self.look() else { return };
             let started = program.as_bytes().starts_with(name.as_bytes()) && !name.is_empty();
