@@ -130,6 +130,8 @@ pub(super) struct State {
     /// By request ID.
     pub(super) questions: HashMap<u32, Asking>,
     pub(super) answered: Vec<Answered>,
+    /// Requests that nobody listens for yet, and until when each waits.
+    pub(super) unheard: Vec<(Time, Arc<Core>, GsiDatagram)>,
     next_number: u32,
     next_comm: u32,
     random: RandomState,
@@ -155,6 +157,7 @@ impl Agent {
             links: HashMap::new(),
             questions: HashMap::new(),
             answered: Vec::new(),
+            unheard: Vec::new(),
             next_number: 0,
             next_comm: 0,
             random,
@@ -207,14 +210,16 @@ impl Agent {
             while let Some(work) = self.inbox.take() {
                 let mut state = self.lock();
                 match work {
-                    Work::Message(core, datagram) => state.receive(&self, &core, &datagram, clock::now()),
+                    Work::Message(core, datagram) => state.receive(&self, &core, &datagram, true, clock::now()),
                     Work::Orphans(core, orphans) => state.adopt(&core, orphans, clock::now()),
                     Work::AddressGone(core, port_num, gid) => state.address_gone(&core, port_num, gid),
                     Work::DeviceGone(core) => state.device_gone(&core, clock::now()),
                     Work::Look => {}
                 }
             }
-            self.lock().handle_timeout(clock::now());
+            let mut state = self.lock();
+            state.hear(&self, clock::now());
+            state.handle_timeout(clock::now());
         }
     }
 }
@@ -254,7 +259,7 @@ impl State {
     fn deadline(&self) -> Option<Time> {
         let links = self.links.values().filter_map(|link| link.machine.deadline());
         let questions = self.questions.values().filter_map(|question| question.machine.deadline());
-        links.chain(questions).min()
+        links.chain(questions).chain(self.unheard.iter().map(|(until, ..)| *until)).min()
     }
 
     fn handle_timeout(&mut self, now: Time) {

@@ -47,15 +47,32 @@ impl Arrived<'_> {
     }
 }
 
+/// How long a request waits for a listener before it is refused, ns. Programs close a service and open it again (perftest
+/// between its two connections), and a client on this machine is faster than any network: it must not find the gap.
+const PATIENCE_NS: u64 = 30_000_000;
+/// Requests that wait so, at most; the next is refused at once.
+const UNHEARD: usize = 64;
+
 impl State {
-    /// A datagram for QP 1.
-    pub(super) fn receive(&mut self, agent: &Arc<Agent>, core: &Arc<Core>, datagram: &GsiDatagram, now: Time) {
+    /// A datagram for QP 1. `first`: a request that nobody listens for may wait a little ([`PATIENCE_NS`]).
+    pub(super) fn receive(
+        &mut self,
+        agent: &Arc<Agent>,
+        core: &Arc<Core>,
+        datagram: &GsiDatagram,
+        first: bool,
+        now: Time,
+    ) {
         // MADs of other classes have nobody here, as on a node without their agents.
         if datagram.headers.deth.is_none_or(|deth| deth.src_qp != Qpn::GSI) {
             return;
         }
         let Ok(mad) = CmMad::parse(&datagram.payload) else { return };
         let arrived = Arrived { core, port_num: datagram.port_num, src: datagram.src, dst: datagram.dst, mad: &mad };
+        if first && self.unheard.len() < UNHEARD && self.nobody_listens(&arrived) {
+            self.unheard.push((now.after(PATIENCE_NS), core.clone(), datagram.clone()));
+            return;
+        }
         match &mad.message {
             Message::Req(req) => self.receive_req(agent, &arrived, req, now),
             Message::SidrReq(req) => self.receive_question(agent, &arrived, req, now),
@@ -67,6 +84,30 @@ impl State {
                     None => nobody(&arrived),
                 }
             }
+        }
+    }
+
+    /// True for a request for a service that is not there.
+    fn nobody_listens(&self, arrived: &Arrived<'_>) -> bool {
+        match &arrived.mad.message {
+            Message::Req(req) => {
+                let wanted = request::wanted_qp_type(req);
+                called(req.service_id, &req.private_data)
+                    .is_some_and(|asked| self.listener(arrived, &asked, |id| Some(id.qp_type) == wanted).is_none())
+            }
+            Message::SidrReq(req) => called(req.service_id, &req.private_data)
+                .is_some_and(|asked| self.listener(arrived, &asked, Id::is_ud).is_none()),
+            _ => false,
+        }
+    }
+
+    /// Requests that waited long enough for a listener are looked at for good.
+    pub(super) fn hear(&mut self, agent: &Arc<Agent>, now: Time) {
+        let (due, rest) = std::mem::take(&mut self.unheard).into_iter().partition(|(until, ..)| *until <= now);
+        self.unheard = rest;
+        let due: Vec<_> = due;
+        for (_, core, datagram) in due {
+            self.receive(agent, &core, &datagram, false, now);
         }
     }
 
