@@ -102,6 +102,7 @@ fn a_moderated_cq_rings_for_many_or_after_a_while() {
     writes(&mut w, 1);
     assert!(rings(&channel) && !rings(&channel));
     // One, and 100 us.
+    poll(&cq);
     cq.req_notify(false).unwrap();
     writes(&mut w, 1);
     w.advance(99_000);
@@ -109,11 +110,13 @@ fn a_moderated_cq_rings_for_many_or_after_a_while() {
     w.advance(1_000);
     assert!(rings(&channel));
     // Switched off: what waits rings at once, and so does the next one.
+    poll(&cq);
     cq.req_notify(false).unwrap();
     writes(&mut w, 1);
     assert!(!rings(&channel));
     cq.modify_moderation(0, 0).unwrap();
     assert!(rings(&channel));
+    poll(&cq);
     cq.req_notify(false).unwrap();
     writes(&mut w, 1);
     assert!(rings(&channel));
