@@ -153,9 +153,17 @@ impl Descriptor {
     }
 }
 
+impl Descriptor {
+    /// True once the program has put something of its own in its place: there is nothing to talk to any more.
+    pub fn is_taken(&self) -> bool {
+        self.0.home.is_here() && (self.0.0 as usize) < NUMBERS && !is_ours(self.0.0)
+    }
+}
+
 impl AsRawFd for Descriptor {
+    /// Its number, or -1 once the program has taken it: what was meant for ours must not reach the program's.
     fn as_raw_fd(&self) -> RawFd {
-        self.0.0
+        if self.is_taken() { -1 } else { self.0.0 }
     }
 }
 

@@ -196,8 +196,10 @@ impl Drop for Worker {
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.ring();
+        // A thread whose bell the program has taken may sleep until the process ends: it is left alone.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
+            && !self.shared.wake.is_taken()
         {
             let _ = thread.join();
         }
