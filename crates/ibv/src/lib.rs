@@ -13,7 +13,7 @@ mod handle;
 mod library;
 mod objects;
 mod provider;
-mod translate;
+pub mod translate;
 pub mod vendor;
 
 pub use objects::IbvContext;

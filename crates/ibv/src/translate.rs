@@ -147,8 +147,8 @@ pub(crate) fn gid_type(raw: u32) -> GidType {
     }
 }
 
-/// To C. A path is always global here.
-pub(crate) fn ah_attr(av: &AddressVector) -> abi::AhAttr {
+/// An address vector to C. A path is always global here.
+pub fn ah_attr(av: &AddressVector) -> abi::AhAttr {
     abi::AhAttr {
         grh: abi::GlobalRoute {
             dgid: gid(av.dgid),
@@ -166,8 +166,8 @@ pub(crate) fn ah_attr(av: &AddressVector) -> abi::AhAttr {
     }
 }
 
-/// From C.
-pub(crate) fn address_vector(attr: &abi::AhAttr) -> AddressVector {
+/// An address vector from C, as it stands: whether it has a GRH (`is_global`) is not looked at.
+pub fn address_vector(attr: &abi::AhAttr) -> AddressVector {
     AddressVector {
         dgid: Gid(attr.grh.dgid.0),
         sgid_index: attr.grh.sgid_index,
@@ -180,7 +180,8 @@ pub(crate) fn address_vector(attr: &abi::AhAttr) -> AddressVector {
     }
 }
 
-pub(crate) fn cap_to_c(cap: &QpCap) -> abi::QpCap {
+/// Queue sizes to C.
+pub fn cap_to_c(cap: &QpCap) -> abi::QpCap {
     abi::QpCap {
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
@@ -190,7 +191,8 @@ pub(crate) fn cap_to_c(cap: &QpCap) -> abi::QpCap {
     }
 }
 
-pub(crate) fn cap_from_c(cap: &abi::QpCap) -> QpCap {
+/// Queue sizes from C.
+pub fn cap_from_c(cap: &abi::QpCap) -> QpCap {
     QpCap {
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
@@ -200,7 +202,8 @@ pub(crate) fn cap_from_c(cap: &abi::QpCap) -> QpCap {
     }
 }
 
-pub(crate) fn qp_attr_to_c(attr: &QpAttr) -> abi::QpAttr {
+/// QP attributes to C, `rate_limit`, which old programs have no room for, included.
+pub fn qp_attr_to_c(attr: &QpAttr) -> abi::QpAttr {
     abi::QpAttr {
         qp_state: attr.qp_state as u32,
         cur_qp_state: attr.cur_qp_state as u32,

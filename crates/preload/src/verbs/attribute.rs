@@ -1,8 +1,8 @@
 //! QP attributes and address vectors, between C and the contract. Only members whose bit is in the mask are read.
 
-use scalefabric_ibv::abi;
+use scalefabric_ibv::{abi, translate};
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, Gid, MigState, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpState, Qpn, VerbsError,
+    AccessFlags, AddressVector, Gid, MigState, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpState, Qpn, VerbsError,
 };
 
 use super::answer::Outcome;
@@ -26,35 +26,13 @@ pub fn address_vector(name: &str, attr: &abi::AhAttr) -> Outcome<AddressVector> 
             "{name}.is_global is 0: RoCE has no LIDs, give the GRH with a GID (for ibv_*_pingpong: -g)"
         )));
     }
-    Ok(AddressVector {
-        dgid: Gid(attr.grh.dgid.0),
-        sgid_index: attr.grh.sgid_index,
-        hop_limit: attr.grh.hop_limit,
-        traffic_class: attr.grh.traffic_class,
-        flow_label: attr.grh.flow_label & 0x000f_ffff,
-        sl: attr.sl,
-        static_rate: attr.static_rate,
-        port_num: attr.port_num,
-    })
+    let av = translate::address_vector(attr);
+    Ok(AddressVector { flow_label: av.flow_label & 0x000f_ffff, ..av })
 }
 
 /// The other way.
 pub fn ah_attr(av: &AddressVector) -> abi::AhAttr {
-    abi::AhAttr {
-        grh: abi::GlobalRoute {
-            dgid: abi::Gid(av.dgid.0),
-            flow_label: av.flow_label,
-            sgid_index: av.sgid_index,
-            hop_limit: av.hop_limit,
-            traffic_class: av.traffic_class,
-        },
-        dlid: 0,
-        sl: av.sl,
-        src_path_bits: 0,
-        static_rate: av.static_rate,
-        is_global: u8::from(!av.dgid.is_zero()),
-        port_num: av.port_num,
-    }
+    abi::AhAttr { is_global: u8::from(!av.dgid.is_zero()), ..translate::ah_attr(av) }
 }
 
 fn state(name: &str, raw: u32) -> Outcome<QpState> {
@@ -80,7 +58,7 @@ pub fn qp_attr(attr: &abi::QpAttr, mask: QpAttrMask) -> Outcome<QpAttr> {
         sq_psn: Psn::new(attr.sq_psn),
         dest_qp_num: Qpn::new(attr.dest_qp_num),
         qp_access_flags: AccessFlags::empty(),
-        cap: cap(&attr.cap),
+        cap: translate::cap_from_c(&attr.cap),
         ah_attr: NOWHERE,
         alt_ah_attr: NOWHERE,
         pkey_index: attr.pkey_index,
@@ -128,60 +106,16 @@ pub fn qp_attr(attr: &abi::QpAttr, mask: QpAttrMask) -> Outcome<QpAttr> {
     Ok(out)
 }
 
-/// Queue sizes.
-pub fn cap(cap: &abi::QpCap) -> QpCap {
-    QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-/// The other way.
-pub fn cap_of(cap: &QpCap) -> abi::QpCap {
-    abi::QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
 /// What `ibv_query_qp` tells: everything but `rate_limit`, which old programs have no room for.
 ///
 /// # Safety
 /// `into` is the program's structure, of any release: `rate_limit` is behind what it may have.
 pub unsafe fn tell_qp_attr(attr: &QpAttr, into: *mut abi::QpAttr) {
     let c = abi::QpAttr {
-        qp_state: attr.qp_state as u32,
         cur_qp_state: attr.qp_state as u32,
-        path_mtu: attr.path_mtu as u32,
-        path_mig_state: attr.path_mig_state as u32,
-        qkey: attr.qkey.0,
-        rq_psn: attr.rq_psn.get(),
-        sq_psn: attr.sq_psn.get(),
-        dest_qp_num: attr.dest_qp_num.get(),
-        qp_access_flags: attr.qp_access_flags.bits(),
-        cap: cap_of(&attr.cap),
         ah_attr: ah_attr(&attr.ah_attr),
         alt_ah_attr: ah_attr(&attr.alt_ah_attr),
-        pkey_index: attr.pkey_index,
-        alt_pkey_index: attr.alt_pkey_index,
-        en_sqd_async_notify: u8::from(attr.en_sqd_async_notify),
-        sq_draining: u8::from(attr.sq_draining),
-        max_rd_atomic: attr.max_rd_atomic,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
-        port_num: attr.port_num,
-        timeout: attr.timeout,
-        retry_cnt: attr.retry_cnt,
-        rnr_retry: attr.rnr_retry,
-        alt_port_num: attr.alt_port_num,
-        alt_timeout: attr.alt_timeout,
-        rate_limit: attr.rate_limit,
+        ..translate::qp_attr_to_c(attr)
     };
     let bytes = std::mem::offset_of!(abi::QpAttr, rate_limit);
     // SAFETY: every release has these bytes.

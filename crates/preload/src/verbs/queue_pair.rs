@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use scalefabric_ibv::abi;
+use scalefabric_ibv::{abi, translate};
 use scalefabric_verbs::{
     CompletionQueue, Gid, OpKind, QpAttrMask, QpInit, QpType, Qpn, QueuePair, RateLimit, SharedReceiveQueue, VerbsError,
 };
@@ -137,7 +137,7 @@ unsafe fn create(asked: &Asked) -> Outcome<*mut abi::Qp> {
             true => unsafe { cq_of("recv_cq", asked.recv_cq)? },
             false => send_cq.clone(),
         };
-        let cap = attribute::cap(&asked.cap);
+        let cap = translate::cap_from_c(&asked.cap);
         pd.create_qp(&QpInit { qp_type, send_cq, recv_cq, srq, cap, sq_sig_all: asked.sq_sig_all })?
     };
     let number = qp.qp_num().get();
@@ -173,7 +173,7 @@ unsafe fn create(asked: &Asked) -> Outcome<*mut abi::Qp> {
 unsafe fn had(qp: *mut abi::Qp) -> Outcome<abi::QpCap> {
     // SAFETY: just made.
     let object = unsafe { of::<QpPart>(qp.cast())? };
-    Ok(attribute::cap_of(&object.part.qp.query()?.1.cap))
+    Ok(translate::cap_to_c(&object.part.qp.query()?.1.cap))
 }
 
 /// The operation `create_qp_ex`.
@@ -341,13 +341,13 @@ pub unsafe extern "C" fn ibv_query_qp(
             let (now, init) = object.part.qp.query()?;
             attribute::tell_qp_attr(&now, attr);
             let c = &(*object.c()).base;
-            (*attr).cap = attribute::cap_of(&init.cap);
+            (*attr).cap = translate::cap_to_c(&init.cap);
             *init_attr = abi::QpInitAttr {
                 qp_context: c.qp_context,
                 send_cq: c.send_cq,
                 recv_cq: c.recv_cq,
                 srq: c.srq,
-                cap: attribute::cap_of(&init.cap),
+                cap: translate::cap_to_c(&init.cap),
                 qp_type: c.qp_type,
                 sq_sig_all: c_int::from(object.part.sq_sig_all),
             };
