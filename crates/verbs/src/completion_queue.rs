@@ -50,7 +50,9 @@ pub trait CompletionQueue: Send + Sync + Debug {
     /// Whoever waits, drives: this call also turns the engine.
     fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
-    /// Asks for one event at the next completion (only a solicited or failed one if `solicited_only`).
+    /// Asks for one event at the next completion (only a solicited or failed one if `solicited_only`). One that came since
+    /// the last poll may count, if no event told of it: the software NIC raises it at once, other backends may not, so poll
+    /// once more before sleeping. An event may find an empty queue.
     fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError>;
 
     /// Changes its size; `EINVAL` below what it holds now.
