@@ -1,0 +1,150 @@
+//! What the fabric library asks of a control plane, if there is one. Without one, or while it is away, everything that is connected works on and
+//! new connections are made from what is remembered: no call here may be needed for data to flow.
+
+use crate::error::FabricError;
+use crate::path::Path;
+use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
+
+/// A connection's name within the fabric: who made it, and a number that its maker never uses again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ConnectionId {
+    /// Node and process that connected, such as `node3/4711`.
+    pub origin: String,
+    /// Counts up.
+    pub serial: u64,
+}
+
+/// Who may order a change. Orders with a lower token than the highest seen are refused ([`crate::Fault::NoAuthority`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FencingToken(pub u64);
+
+/// State of a connection as the directory shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConnectionState {
+    /// QPs are being made and exchanged.
+    Connecting,
+    /// Data flows.
+    Up,
+    /// On its way to another path; data flows.
+    Moving,
+    /// Its QP failed and is being made anew; operations wait.
+    Rebuilding,
+    /// Gone for good.
+    Closed,
+}
+
+/// What a connection tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionRecord {
+    /// Name.
+    pub id: ConnectionId,
+    /// Tenant, empty for none.
+    pub tenant: String,
+    /// Service it was made for, as the listener named it.
+    pub service: String,
+    /// Local QP number now.
+    pub qp_num: u32,
+    /// The peer's QP number now.
+    pub peer_qp_num: u32,
+    /// Path in use.
+    pub path: Path,
+    /// Other paths it could take.
+    pub alternatives: Vec<Path>,
+    /// State.
+    pub state: ConnectionState,
+    /// Counts every change of QP or path, so that an old record never replaces a newer one.
+    pub generation: u64,
+}
+
+/// What may be ordered of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "order")]
+pub enum Order {
+    /// Take this path.
+    Move {
+        /// Whose.
+        connection: ConnectionId,
+        /// Where to.
+        path: Path,
+        /// Authority.
+        token: FencingToken,
+        /// Why, for people.
+        reason: String,
+    },
+    /// New keys for all memory that is lent to peers; old ones are refused after `overlap_ms`.
+    RotateKeys {
+        /// Authority.
+        token: FencingToken,
+        /// How long both are good, milliseconds.
+        overlap_ms: u64,
+    },
+    /// Close it: the tenant lost the right, or the operator wants it.
+    Close {
+        /// Whose.
+        connection: ConnectionId,
+        /// Authority.
+        token: FencingToken,
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// The answer to an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "result")]
+pub enum OrderResult {
+    /// Done. The new generation of the record, and how long data waited, microseconds.
+    Done {
+        /// Generation after it.
+        generation: u64,
+        /// Longest pause of data, µs.
+        pause_us: u64,
+    },
+    /// Not done, and everything is as before.
+    RolledBack {
+        /// Why.
+        reason: String,
+    },
+    /// Refused: an order with a higher token was seen.
+    Fenced {
+        /// The token seen.
+        highest: FencingToken,
+    },
+}
+
+/// Where a service can be reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceAddress {
+    /// Name of the service.
+    pub service: String,
+    /// Node that offers it.
+    pub node: String,
+    /// How to reach its exchange, such as `tcp://10.0.0.1:7471`.
+    pub exchange: String,
+    /// Paths from here to there, best first; empty if the directory knows none.
+    pub paths: Vec<Path>,
+}
+
+/// A control plane as an application's process sees it: usually the agent of its node. Calls return at once and never wait for the network;
+/// what they tell is sent when it can be.
+pub trait Directory: Send + Sync + Debug {
+    /// Tells of a connection: new, changed or closed. The last record of a generation counts.
+    fn publish(&self, record: ConnectionRecord);
+
+    /// Tells that a service can be reached here.
+    fn offer(&self, address: ServiceAddress);
+
+    /// Where a service can be reached, from what is known now, remembered addresses included; empty if nothing is known.
+    fn resolve(&self, service: &str) -> Vec<ServiceAddress>;
+
+    /// May a connection of `tenant` be made to `service`? From the last known policy; an error says who forbids it.
+    fn may_connect(&self, tenant: &str, service: &str) -> Result<(), FabricError>;
+
+    /// Takes the next order, if there is one.
+    fn next_order(&self) -> Option<Order>;
+
+    /// Answers an order.
+    fn answer(&self, order: &Order, result: OrderResult);
+}
