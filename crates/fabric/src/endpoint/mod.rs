@@ -1,2 +1,18 @@
 //! Endpoints: connections as applications see them. They drive the session's state machine over a provider's QPs and an exchange's channel, post in
 //! batches, and give completions by polling, events, callbacks or futures. No policy of the control plane stands here.
+
+mod completion;
+mod config;
+mod connection;
+mod fabric;
+mod listener;
+mod operation;
+mod received;
+
+pub use completion::{Completion, Pending};
+pub use config::{Config, MAX_INLINE, Waiting};
+pub use connection::{Connection, Statistics};
+pub use fabric::{Builder, Fabric, Target};
+pub use listener::Listener;
+pub use operation::{MAX_PIECES, Operation, Piece, Remote, Source, Verb};
+pub use received::Received;

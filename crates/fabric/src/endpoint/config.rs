@@ -1,0 +1,70 @@
+//! How connections are made and how patient they are. Every field says its unit, default, and what happens at its ends. It decides nothing itself.
+
+use crate::session::Patience;
+use std::time::Duration;
+
+/// How an application waits for completions and messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Polls until it is there: the lowest latency, a whole core.
+    Busy,
+    /// Sleeps until the device tells: no core, a wake of some microseconds.
+    Events,
+    /// Polls so long, then sleeps.
+    Adaptive(Duration),
+}
+
+/// What a connection is like. Both sides have their own; what must agree (MTU, READs outstanding) becomes the smaller of the two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Operations that can be outstanding, posted or waiting. Default 256; 1: one at a time; at most the device's `max_qp_wr` less one.
+    pub depth: u32,
+    /// Bytes that are copied and sent as inline data. Default 220; at most that and the device's `max_inline_data`; 0: nothing is sent inline, and
+    /// operations on plain bytes are refused.
+    pub max_inline: u32,
+    /// READs and atomics outstanding in each direction. Default 16; at most the device's limits and the peer's; 0: none can be posted.
+    pub max_rd_atomic: u8,
+    /// Receives posted for a connection that has its own. Default 256.
+    pub receives: u32,
+    /// Bytes of each of them: the longest message that can be received. Default 4096.
+    pub receive_bytes: u32,
+    /// How blocking calls wait. Default: 20 µs of polling, then sleep.
+    pub waiting: Waiting,
+    /// Local ACK timeout of the QP, 4.096 µs × 2^timeout. Default 14 (67 ms); 0 waits for ever and never notices a dead path.
+    pub timeout: u8,
+    /// Retries of the QP. Default 7, the most.
+    pub retry_cnt: u8,
+    /// RNR timer code asked of the peer. Default 1 (10 µs).
+    pub min_rnr_timer: u8,
+    /// DSCP, 6 bits. Default 0.
+    pub dscp: u8,
+    /// Name of the tenant. Default empty.
+    pub tenant: String,
+    /// Timeouts and back-off of the session.
+    pub patience: Patience,
+    /// Whether keys of memory are told to peers on other hosts whose name no cryptography has proved. Default false.
+    pub trust_unproven_peers: bool,
+}
+
+/// The most bytes of inline data that a connection copies.
+pub const MAX_INLINE: usize = 220;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            depth: 256,
+            max_inline: MAX_INLINE as u32,
+            max_rd_atomic: 16,
+            receives: 256,
+            receive_bytes: 4096,
+            waiting: Waiting::Adaptive(Duration::from_micros(20)),
+            timeout: 14,
+            retry_cnt: 7,
+            min_rnr_timer: 1,
+            dscp: 0,
+            tenant: String::new(),
+            patience: Patience::default(),
+            trust_unproven_peers: false,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! What two sessions say to one another: typed, versioned, bounded. Each message names its connection, so that one that comes late or to the wrong
+//! place is noticed. JSON: a connection says some dozens of messages in its life, and people read them in captures. It holds no state.
+
+use crate::buffer::RemoteRange;
+use crate::directory::{ConnectionId, FencingToken};
+use crate::error::FabricError;
+use crate::exchange::MAX_MESSAGE;
+use serde::{Deserialize, Serialize};
+
+/// Version of the messages. Sides of different versions refuse one another.
+pub const VERSION: u16 = 1;
+
+/// Most ranges of memory that one side offers.
+pub const MAX_OFFERS: usize = 256;
+
+/// A lane is one incarnation of the connection's data path: a QP on either side. Lanes are numbered from 1, by the side that connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LaneId(pub u64);
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// [`VERSION`].
+    pub version: u16,
+    /// Whose.
+    pub connection: ConnectionId,
+    /// What.
+    pub body: Body,
+}
+
+/// What is said. The side that connected leads: it alone numbers lanes and decides; the other asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum Body {
+    /// Leader: let us have this lane; my QP is made.
+    Begin(Begin),
+    /// Follower: my QP of the lane is in RTS, I can receive on it.
+    Accept(Accept),
+    /// Leader: mine is in RTS, too. The lane is the connection's; both may post.
+    Commit {
+        /// Which.
+        lane: LaneId,
+    },
+    /// Leader: the lane does not come about; everything is as before it.
+    Abort {
+        /// Which.
+        lane: LaneId,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Follower: I cannot make this lane, or will not.
+    Refuse {
+        /// Which.
+        lane: LaneId,
+        /// Why, for people.
+        reason: String,
+        /// Whether asking again is of no use.
+        for_good: bool,
+    },
+    /// Follower: a lane failed; rebuild.
+    Broken {
+        /// Which.
+        lane: LaneId,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Follower: move, please.
+    AskMove {
+        /// The follower's path, seen from the follower.
+        path: crate::path::Path,
+        /// How.
+        strategy: Strategy,
+        /// Authority.
+        token: FencingToken,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Leader: what you asked for was not done.
+    MoveRefused {
+        /// Authority that asked.
+        token: FencingToken,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Either, in a move: I have sent so many messages on the lanes before this one, and send on it now.
+    Switched {
+        /// The lane that is used from now on.
+        lane: LaneId,
+        /// Messages that spent a receive of the peer since the connection began, before this lane.
+        sent: u64,
+    },
+    /// Either, in a move: I have received everything from the lanes before this one.
+    Retired {
+        /// The lane that is used from now on.
+        lane: LaneId,
+    },
+    /// Either: memory that the peer may use. Replaces what was offered before under the same numbers.
+    Memory {
+        /// Counts up.
+        round: u64,
+        /// The offers.
+        offers: Vec<MemoryOffer>,
+    },
+    /// Answer: nothing uses the keys of earlier rounds any more.
+    MemoryTaken {
+        /// The round of the offer.
+        round: u64,
+    },
+    /// Either: the connection ends.
+    Close {
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// Why a lane is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// The first one.
+    Connect,
+    /// The one before failed. Both sides have drained it.
+    Rebuild,
+    /// Another path, while data flows on the one before.
+    Move(Strategy),
+}
+
+/// How a connection takes another path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// A second QP is made ready on the new path, the old one is drained, then it takes over. Works everywhere.
+    #[default]
+    MakeBeforeBreak,
+    /// The same QP migrates to an alternate path that was loaded (APM, clause 17.2.8).
+    AlternatePath,
+    /// The same QP is drained (SQD), gets a new address vector, and goes on.
+    DrainedVector,
+}
+
+/// A lane begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    /// Its number.
+    pub lane: LaneId,
+    /// What for.
+    pub purpose: Purpose,
+    /// The leader's QP.
+    pub qp: QpOffer,
+    /// Service that is wanted.
+    pub service: String,
+    /// For whom.
+    pub tenant: String,
+    /// In a rebuild: what the leader had received.
+    pub drained: Option<Drained>,
+    /// In a move: the path from the follower's side, if the leader knows what it wants. Its `sgid` is the GID that the follower should use.
+    pub peer_path: Option<crate::path::Path>,
+    /// Highest authority that the leader has seen.
+    pub token: FencingToken,
+}
+
+/// A lane is accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accept {
+    /// Its number.
+    pub lane: LaneId,
+    /// The follower's QP.
+    pub qp: QpOffer,
+    /// In a rebuild: what the follower had received.
+    pub drained: Option<Drained>,
+}
+
+/// What one side tells of its QP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpOffer {
+    /// QP number, 24 bits.
+    pub qp_num: u32,
+    /// PSN of its first request, 24 bits.
+    pub psn: u32,
+    /// Its GID, as an IPv6 address.
+    pub gid: std::net::Ipv6Addr,
+    /// Bytes: 256 to 4096.
+    pub mtu: u32,
+    /// READs and atomics that it can take from the peer.
+    pub max_dest_rd_atomic: u8,
+    /// READs and atomics that it wants to have outstanding.
+    pub max_rd_atomic: u8,
+    /// Longest message that its receives hold, bytes.
+    pub receive_bytes: u32,
+    /// Receives that it posts.
+    pub receives: u32,
+    /// Device and port, for people.
+    pub port: String,
+    /// SRQ number, for XRC.
+    pub srq_num: Option<u32>,
+}
+
+/// What one side had received when its QPs were stopped and drained.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Drained {
+    /// Messages that spent a receive, since the connection began.
+    pub received: u64,
+    /// For each lane that was stopped: the PSN that its responder expected next, on backends that vouch for it: everything before was executed,
+    /// nothing from it on.
+    pub executed: Vec<(LaneId, Option<u32>)>,
+}
+
+/// A range of memory that the peer may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryOffer {
+    /// Number within the connection, as applications agree.
+    pub id: u32,
+    /// Where it is, and its key.
+    pub range: RemoteRange,
+}
+
+impl Message {
+    /// As bytes of an exchange. An error if it is longer than [`MAX_MESSAGE`].
+    pub fn emit(&self) -> Result<Vec<u8>, FabricError> {
+        let bytes =
+            serde_json::to_vec(self).map_err(|e| FabricError::misuse(format!("a message cannot be written: {e}")))?;
+        if bytes.len() > MAX_MESSAGE {
+            return Err(FabricError::misuse(format!(
+                "a message of {} bytes is longer than an exchange carries, {MAX_MESSAGE}: offer fewer ranges",
+                bytes.len()
+            )));
+        }
+        Ok(bytes)
+    }
+
+    /// From bytes of an exchange, checked.
+    pub fn parse(bytes: &[u8]) -> Result<Self, FabricError> {
+        if bytes.len() > MAX_MESSAGE {
+            return Err(FabricError::peer(format!("a message of {} bytes is longer than {MAX_MESSAGE}", bytes.len())));
+        }
+        #[derive(Deserialize)]
+        struct Version {
+            version: u16,
+        }
+        // The version first: another version's body may be unreadable.
+        let version: Version =
+            serde_json::from_slice(bytes).map_err(|e| FabricError::peer(format!("not a session's message: {e}")))?;
+        if version.version != VERSION {
+            return Err(FabricError::peer(format!(
+                "the peer speaks version {} of the session's messages, this side {VERSION}: update the older one",
+                version.version
+            )));
+        }
+        let message: Self =
+            serde_json::from_slice(bytes).map_err(|e| FabricError::peer(format!("not a session's message: {e}")))?;
+        message.check()?;
+        Ok(message)
+    }
+
+    fn check(&self) -> Result<(), FabricError> {
+        match &self.body {
+            Body::Begin(begin) => {
+                bounded("service", &begin.service, 256)?;
+                bounded("tenant", &begin.tenant, 256)?;
+                check_drained(begin.drained.as_ref())?;
+                begin.qp.check()
+            }
+            Body::Accept(accept) => {
+                check_drained(accept.drained.as_ref())?;
+                accept.qp.check()
+            }
+            Body::Memory { offers, .. } if offers.len() > MAX_OFFERS => {
+                Err(FabricError::peer(format!("{} offers of memory are more than {MAX_OFFERS}", offers.len())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn bounded(what: &str, text: &str, most: usize) -> Result<(), FabricError> {
+    if text.len() <= most {
+        return Ok(());
+    }
+    Err(FabricError::peer(format!("{what} of {} bytes is longer than {most}", text.len())))
+}
+
+fn check_drained(drained: Option<&Drained>) -> Result<(), FabricError> {
+    match drained {
+        Some(drained) if drained.executed.len() > 64 => {
+            Err(FabricError::peer(format!("{} lanes cannot have been stopped at once", drained.executed.len())))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl QpOffer {
+    fn check(&self) -> Result<(), FabricError> {
+        for (name, value) in [("qp_num", self.qp_num), ("psn", self.psn), ("srq_num", self.srq_num.unwrap_or(0))] {
+            if value > 0xff_ffff {
+                return Err(FabricError::peer(format!("{name} {value:#x} has more than 24 bits")));
+            }
+        }
+        if !(256..=4096).contains(&self.mtu) || !self.mtu.is_power_of_two() {
+            return Err(FabricError::peer(format!("mtu {} is none of 256, 512, 1024, 2048, 4096", self.mtu)));
+        }
+        bounded("port", &self.port, 256)
+    }
+}
