@@ -21,6 +21,17 @@ pub trait Local: Send + Sync {
 
     /// The same piece as a peer may address it, if it may.
     fn remote(&self, offset: usize, length: usize) -> Option<RemoteRange>;
+
+    /// [`Self::sge`] with the key of another protection domain, where it is registered with several (rails): the index is that of the domains which
+    /// the pool or the cache was made with. `None` for a domain that it is not registered with.
+    fn sge_on(&self, domain: usize, offset: usize, length: usize) -> Option<Sge> {
+        if domain == 0 { self.sge(offset, length) } else { None }
+    }
+
+    /// [`Self::remote`] with the key of another protection domain.
+    fn remote_on(&self, domain: usize, offset: usize, length: usize) -> Option<RemoteRange> {
+        if domain == 0 { self.remote(offset, length) } else { None }
+    }
 }
 
 /// A range of a peer's memory, and the key that opens it.

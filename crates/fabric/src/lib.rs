@@ -13,6 +13,7 @@ pub mod directory;
 pub mod endpoint;
 pub mod error;
 pub mod exchange;
+mod fork;
 pub mod operation;
 pub mod path;
 pub mod pool;
