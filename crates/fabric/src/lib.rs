@@ -9,6 +9,7 @@
 pub mod balance;
 pub mod buffer;
 pub mod cache;
+pub mod certificate;
 pub mod directory;
 pub mod endpoint;
 pub mod error;

@@ -1,10 +1,10 @@
 //! Messages over a stream of bytes: each side greets with eight bytes, then every message has its length (4 bytes, big endian) before it; length 0 is the goodbye.
 //! TCP and TLS are streams. It may not interpret a message, and it never prints one.
 
+use super::handshake::explain;
 use super::{MAX_MESSAGE, Patience, check_length};
 use crate::error::{FabricError, Fault};
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(super) struct Frames<S: Stream> {
 impl<S: Stream> Frames<S> {
     /// Greets and hears the greeting. `peer` names the other side in errors. The caller limits the time.
     pub(super) async fn greet(mut stream: S, peer: String, patience: Patience) -> Result<Self, FabricError> {
-        let broke = |error| broken(&peer, "greeting it", &error);
+        let broke = |error| explain(&peer, "the greeting", &error);
         stream.write_all(&GREETING).await.map_err(broke)?;
         stream.flush().await.map_err(broke)?;
         let mut heard = [0; GREETING.len()];
@@ -74,7 +74,7 @@ impl<S: Stream> Frames<S> {
         };
         let result = match timeout(self.patience.send, write).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(broken(&self.peer, "sending", &error)),
+            Ok(Err(error)) => Err(explain(&self.peer, "a send", &error)),
             Err(_) => Err(FabricError::unreachable(format!(
                 "{} took no message for {:?} (it does not read, or the way to it is cut): dial again",
                 self.peer, self.patience.send
@@ -125,7 +125,7 @@ impl<S: Stream> Frames<S> {
                     )));
                 }
                 Ok(_) => {}
-                Err(error) => return Err(broken(&self.peer, "receiving", &error)),
+                Err(error) => return Err(explain(&self.peer, "a receive", &error)),
             }
         }
     }
@@ -176,9 +176,4 @@ fn check_greeting(heard: &[u8], peer: &str) -> Result<(), FabricError> {
             "{peer} is no scaleFabric exchange (its first bytes are others'): check the port"
         )),
     })
-}
-
-/// What an I/O error means.
-pub(super) fn broken(peer: &str, doing: &str, error: &io::Error) -> FabricError {
-    FabricError::unreachable(format!("the channel to {peer} broke while {doing} ({error}): dial again"))
 }

@@ -7,10 +7,13 @@
 //! All futures want a tokio runtime with I/O and time.
 
 mod frame;
+mod handshake;
 mod place;
 mod tcp;
+mod tls;
 
 pub use tcp::Tcp;
+pub use tls::Tls;
 
 use crate::error::FabricError;
 use std::fmt::Debug;

@@ -1,7 +1,8 @@
 //! The exchange over plain TCP, for peers on the same host: messages carry keys, and nothing hides them here. Addresses that leave the host are refused
-//! unless the caller says that the network is to be trusted; TLS is for those. It may not weaken that by itself.
+//! unless the caller says that the network is to be trusted; [`super::Tls`] is for those. It may not weaken that by itself.
 
-use super::frame::{Frames, broken};
+use super::frame::Frames;
+use super::handshake::explain;
 use super::{Channel, Exchange, Identity, Listener, Patience, Pending, place};
 use crate::error::FabricError;
 use std::fmt;
@@ -147,7 +148,7 @@ fn list(addresses: &[SocketAddr]) -> String {
 /// Two addresses of a connection: ours, the peer's.
 pub(super) fn ends(stream: &TcpStream) -> Result<(SocketAddr, SocketAddr), FabricError> {
     let ends = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
-    ends.map_err(|error| broken("a peer", "it connected", &error))
+    ends.map_err(|error| explain("a peer", "connecting", &error))
 }
 
 struct TcpPeers {
