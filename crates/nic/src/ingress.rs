@@ -4,6 +4,7 @@
 //! ends in a counted [`DropReason`]. Whatever the bytes are, nothing here panics and no memory is touched.
 
 use std::net::IpAddr;
+use std::ops::Range;
 
 use scalefabric_transport::{Counter, DropReason};
 use scalefabric_wire::icrc::{Check, Flow, InverseCache, Sender};
@@ -38,10 +39,55 @@ pub struct GsiDatagram {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+    /// IPv4 identification, or the likeliest.
+    pub ip_id: u16,
     /// BTH and DETH.
     pub headers: Headers,
+    /// The packet as it came, BTH to ICRC.
+    pub bytes: Vec<u8>,
+    /// Where the MAD stands in it.
+    payload: Range<usize>,
+}
+
+impl GsiDatagram {
+    /// A copy of a datagram and of what was found in it.
+    pub fn new(port_num: u8, datagram: &Datagram<'_>, packet: &Packet<'_>) -> Self {
+        let start = packet.headers.len();
+        Self {
+            port_num,
+            src: Gid::from_ip(datagram.src),
+            dst: Gid::from_ip(datagram.dst),
+            src_port: datagram.src_port,
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+            flow_label: datagram.flow_label,
+            ip_id: datagram.ip_id,
+            headers: packet.headers,
+            bytes: datagram.bytes.to_vec(),
+            payload: start..start + packet.payload.len(),
+        }
+    }
+
     /// The MAD.
-    pub payload: Vec<u8>,
+    pub fn payload(&self) -> &[u8] {
+        self.bytes.get(self.payload.clone()).unwrap_or_default()
+    }
+
+    /// As it came from the port.
+    pub fn datagram(&self) -> Datagram<'_> {
+        Datagram {
+            src: self.src.to_ip(),
+            dst: self.dst.to_ip(),
+            src_port: self.src_port,
+            ip_id: self.ip_id,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
+            bytes: &self.bytes,
+        }
+    }
 }
 
 /// What became of a datagram.

@@ -244,7 +244,7 @@ impl Id {
     /// Gives the port back on all devices.
     pub(super) fn release(&mut self) {
         for (device, index) in self.claims.drain(..) {
-            device.segment().release_port(index);
+            device.segment().release_port(index, clock::now());
         }
     }
 }
@@ -305,7 +305,7 @@ fn take(claim: &Claim, devices: &[Arc<Device>]) -> Result<Vec<Claimed>, Refused>
         match device.segment().claim_port(device.slot(), claim) {
             Ok(index) => claims.push((device.clone(), index)),
             Err(refused) => {
-                claims.drain(..).for_each(|(device, index)| device.segment().release_port(index));
+                claims.drain(..).for_each(|(device, index)| device.segment().release_port(index, clock::now()));
                 return Err(refused);
             }
         }

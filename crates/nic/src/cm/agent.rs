@@ -17,6 +17,7 @@ use scalefabric_wire::cm::CmMad;
 use super::devices::Device;
 use super::id::Id;
 use super::multicast::Join;
+use super::receive::Unheard;
 use crate::clock;
 use crate::completion::EventQueue;
 use crate::engine::drive::Core;
@@ -130,8 +131,8 @@ pub(super) struct State {
     /// By request ID.
     pub(super) questions: HashMap<u32, Asking>,
     pub(super) answered: Vec<Answered>,
-    /// Requests that nobody listens for yet, and until when each waits.
-    pub(super) unheard: Vec<(Time, Arc<Core>, GsiDatagram)>,
+    /// Requests that nobody listens for yet.
+    pub(super) unheard: Vec<Unheard>,
     next_number: u32,
     next_comm: u32,
     random: RandomState,
@@ -259,7 +260,7 @@ impl State {
     fn deadline(&self) -> Option<Time> {
         let links = self.links.values().filter_map(|link| link.machine.deadline());
         let questions = self.questions.values().filter_map(|question| question.machine.deadline());
-        links.chain(questions).chain(self.unheard.iter().map(|(until, ..)| *until)).min()
+        links.chain(questions).chain(self.unheard.iter().map(|unheard| unheard.look)).min()
     }
 
     fn handle_timeout(&mut self, now: Time) {

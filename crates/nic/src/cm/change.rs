@@ -30,7 +30,7 @@ impl State {
             id.claims.retain(|(device, index)| {
                 let gone = Arc::ptr_eq(device.core(), core);
                 if gone {
-                    device.segment().release_port(*index);
+                    device.segment().release_port(*index, now);
                 }
                 !gone
             });

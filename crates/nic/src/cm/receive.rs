@@ -50,8 +50,23 @@ impl Arrived<'_> {
 /// How long a request waits for a listener before it is refused, ns. Programs close a service and open it again (perftest
 /// between its two connections), and a client on this machine is faster than any network: it must not find the gap.
 const PATIENCE_NS: u64 = 30_000_000;
+/// How long if there was such a service a moment ago, ns: its process lives, and may be waiting for a processor. Less than
+/// half of what the caller waits before it asks again.
+const LONG_PATIENCE_NS: u64 = 2_000_000_000;
+/// How often it is looked for meanwhile, ns.
+const LOOK_NS: u64 = 2_000_000;
 /// Requests that wait so, at most; the next is refused at once.
 const UNHEARD: usize = 64;
+
+/// A request that nobody listens for yet.
+pub(super) struct Unheard {
+    /// When it is refused.
+    until: Time,
+    /// When the listener is looked for again.
+    pub(super) look: Time,
+    core: Arc<Core>,
+    datagram: GsiDatagram,
+}
 
 impl State {
     /// A datagram for QP 1. `first`: a request that nobody listens for may wait a little ([`PATIENCE_NS`]).
@@ -67,10 +82,12 @@ impl State {
         if datagram.headers.deth.is_none_or(|deth| deth.src_qp != Qpn::GSI) {
             return;
         }
-        let Ok(mad) = CmMad::parse(&datagram.payload) else { return };
+        let Ok(mad) = CmMad::parse(datagram.payload()) else { return };
         let arrived = Arrived { core, port_num: datagram.port_num, src: datagram.src, dst: datagram.dst, mad: &mad };
         if first && self.unheard.len() < UNHEARD && self.nobody_listens(&arrived) {
-            self.unheard.push((now.after(PATIENCE_NS), core.clone(), datagram.clone()));
+            let patience = if core.gsi_was_served(datagram, now) { LONG_PATIENCE_NS } else { PATIENCE_NS };
+            let (until, look) = (now.after(patience), now.after(LOOK_NS));
+            self.unheard.push(Unheard { until, look, core: core.clone(), datagram: datagram.clone() });
             return;
         }
         match &mad.message {
@@ -101,14 +118,31 @@ impl State {
         }
     }
 
-    /// Requests that waited long enough for a listener are looked at for good.
+    /// Requests that wait for a listener: those that have one go to it, in whichever process it is; those that waited long
+    /// enough are refused.
     pub(super) fn hear(&mut self, agent: &Arc<Agent>, now: Time) {
-        let (due, rest) = std::mem::take(&mut self.unheard).into_iter().partition(|(until, ..)| *until <= now);
+        let (due, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.unheard).into_iter().partition(|u| u.look <= now);
         self.unheard = rest;
-        let due: Vec<_> = due;
-        for (_, core, datagram) in due {
+        for mut unheard in due {
+            let Unheard { until, core, datagram, .. } = &unheard;
+            // A listener of our own is in the segment, too: the router leaves us what is ours.
+            if core.route_gsi_again(datagram) {
+                continue;
+            }
+            if *until > now && self.is_unheard(core, datagram) {
+                unheard.look = now.after(LOOK_NS).min(*until);
+                self.unheard.push(unheard);
+                continue;
+            }
+            let Unheard { core, datagram, .. } = unheard;
             self.receive(agent, &core, &datagram, false, now);
         }
+    }
+
+    fn is_unheard(&self, core: &Arc<Core>, datagram: &GsiDatagram) -> bool {
+        let Ok(mad) = CmMad::parse(datagram.payload()) else { return false };
+        let arrived = Arrived { core, port_num: datagram.port_num, src: datagram.src, dst: datagram.dst, mad: &mad };
+        self.nobody_listens(&arrived)
     }
 
     fn hand(&mut self, key: u32, mad: &CmMad, now: Time) {

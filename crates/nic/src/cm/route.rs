@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use scalefabric_transport::Time;
 use scalefabric_verbs::Gid;
 use scalefabric_wire::cm::{CmMad, IpAddressing, Message, ServiceId};
 
@@ -82,5 +83,14 @@ impl GsiRouter for Router {
             Some(mailbox) if hand_over(mailbox, index as u8, datagram) => Routed::Elsewhere,
             _ => Routed::Lost,
         }
+    }
+
+    fn was_served(&self, payload: &[u8], now: Time) -> bool {
+        let asked = match CmMad::parse(payload).map(|mad| mad.message) {
+            Ok(Message::Req(req)) => called(req.service_id, &req.private_data),
+            Ok(Message::SidrReq(req)) => called(req.service_id, &req.private_data),
+            _ => None,
+        };
+        asked.is_some_and(|(space, port, _)| self.segment.was_listened_on(space, port, now))
     }
 }

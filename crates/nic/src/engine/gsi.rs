@@ -37,6 +37,9 @@ pub trait GsiSink: Send + Sync {
 pub trait GsiRouter: Send {
     /// Looks at it, and hands it over if it is for another process.
     fn route(&mut self, port_num: u8, datagram: &Datagram<'_>, payload: &[u8]) -> Routed;
+
+    /// True if it asks for something that a process of the device offered until a moment before `now`.
+    fn was_served(&self, payload: &[u8], now: Time) -> bool;
 }
 
 /// What became of a datagram for QP 1.
@@ -58,6 +61,21 @@ impl Core {
         let nic = held.engine.nic();
         nic.gsi_router = router;
         nic.gsi_open = true;
+    }
+
+    /// Looks once more where a datagram for QP 1 belongs, which was kept here when it came: true if another process has it now.
+    pub(crate) fn route_gsi_again(&self, datagram: &GsiDatagram) -> bool {
+        let mut held = self.lock();
+        let router = held.engine.nic().gsi_router.as_mut();
+        let routed =
+            router.map(|router| router.route(datagram.port_num, &datagram.datagram(), datagram.payload()));
+        routed == Some(Routed::Elsewhere)
+    }
+
+    /// What [`GsiRouter::was_served`] says of it.
+    pub(crate) fn gsi_was_served(&self, datagram: &GsiDatagram, now: Time) -> bool {
+        let mut held = self.lock();
+        held.engine.nic().gsi_router.as_ref().is_some_and(|router| router.was_served(datagram.payload(), now))
     }
 
     /// Sends a MAD from QP 1 to QP 1. Lost and counted if there is no room or no way, as on a wire.
@@ -141,15 +159,6 @@ impl Nic {
         if self.gsi.len() >= GSI_QUEUE {
             return batch.drop_packet(DropReason::ReceiverNotReady);
         }
-        self.gsi.push_back(GsiDatagram {
-            port_num,
-            src: Gid::from_ip(datagram.src),
-            dst: Gid::from_ip(datagram.dst),
-            src_port: datagram.src_port,
-            traffic_class: datagram.traffic_class,
-            hop_limit: datagram.hop_limit,
-            headers: packet.headers,
-            payload: packet.payload.to_vec(),
-        });
+        self.gsi.push_back(GsiDatagram::new(port_num, datagram, packet));
     }
 }

@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use scalefabric_transport::Time;
 use scalefabric_verbs::Gid;
 
 use super::segment::{Segment, SlotState};
@@ -15,6 +16,11 @@ use super::segment::{Segment, SlotState};
 pub const CLAIMS: usize = 4096;
 /// Connections that all processes of a device can have at a time with the promise that a survivor ends them.
 pub const CONNECTIONS: usize = 8192;
+
+/// Services that were closed last and are remembered.
+const CLOSED: usize = 64;
+/// How long a service that was closed is remembered, ns.
+const CLOSED_NS: u64 = 5_000_000_000;
 
 /// Tries for the tables' word before it is taken by force: its holder is stopped.
 const PATIENCE: u32 = 20_000;
@@ -48,6 +54,15 @@ struct ConnectionRecord {
     dgid: [AtomicU64; 2],
 }
 
+/// A service that its process closed, and when (CLOCK_MONOTONIC). The words are not written together: who reads a mixture waits
+/// a little longer for a listener, or a little less.
+#[derive(Debug)]
+#[repr(C)]
+struct ClosedRecord {
+    space_port: AtomicU64,
+    at: AtomicU64,
+}
+
 /// The tables, a part of the segment.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -55,6 +70,8 @@ pub struct CmTables {
     writer: AtomicU32,
     claims: [ClaimRecord; CLAIMS],
     connections: [ConnectionRecord; CONNECTIONS],
+    closed: [ClosedRecord; CLOSED],
+    next_closed: AtomicU32,
 }
 
 /// A port to bind.
@@ -210,8 +227,27 @@ impl Segment {
     }
 
     /// Gives a port back.
-    pub fn release_port(&self, index: usize) {
-        self.layout().cm.claims[index].owner.store(0, Ordering::Release);
+    pub fn release_port(&self, index: usize, now: Time) {
+        let tables = &self.layout().cm;
+        let record = &tables.claims[index];
+        let space_port = record.space_port.load(Ordering::Relaxed);
+        let owner = record.owner.swap(0, Ordering::AcqRel);
+        if owner & LISTENS != 0 {
+            let next = tables.next_closed.fetch_add(1, Ordering::Relaxed) as usize % CLOSED;
+            let closed = &tables.closed[next];
+            closed.at.store(now.0, Ordering::Relaxed);
+            closed.space_port.store(u64::from(space_port), Ordering::Release);
+        }
+    }
+
+    /// True if a process listened on a port and closed it a moment ago. It need not be on the device any more: one that lets
+    /// go of its last object leaves it, and is back a moment later.
+    pub fn was_listened_on(&self, space: u16, port: u16, now: Time) -> bool {
+        let space_port = u64::from(space) << 16 | u64::from(port);
+        self.layout().cm.closed.iter().any(|record| {
+            record.space_port.load(Ordering::Acquire) == space_port
+                && now.since(Time(record.at.load(Ordering::Relaxed))) < CLOSED_NS
+        })
     }
 
     /// The slot whose process listens on a port at an address: the exact address before any.
@@ -312,7 +348,7 @@ mod tests {
         assert!(segment.claim_port(2, &Claim { af_only: true, ..claim(7, "::") }).is_ok());
         assert!(segment.claim_port(2, &claim(7, "10.0.0.2")).is_ok());
         assert!(segment.claim_port(2, &Claim { space: 0x0111, ..claim(7, "10.0.0.1") }).is_ok());
-        segment.release_port(first);
+        segment.release_port(first, Time(0));
         let sharing = Claim { reuse: true, ..claim(7, "10.0.0.1") };
         let a = segment.claim_port(1, &sharing).unwrap();
         let b = segment.claim_port(2, &sharing).unwrap();
@@ -332,6 +368,27 @@ mod tests {
         assert_eq!(segment.listener_of(0x0111, 9, ip("10.0.0.5")), None);
         segment.slot(1).set_state(SlotState::Dead);
         assert_eq!(segment.listener_of(0x0106, 9, ip("10.0.0.5")), None, "a dead process does not listen");
+    }
+
+    #[test]
+    fn a_closed_service_is_remembered_for_a_while() {
+        let segment = segment();
+        let index = segment.claim_port(2, &claim(9, "10.0.0.1")).unwrap();
+        let at = Time(7_000_000_000);
+        segment.release_port(index, at);
+        assert!(!segment.was_listened_on(0x0106, 9, at), "bound is not listening");
+        let index = segment.claim_port(2, &claim(9, "10.0.0.1")).unwrap();
+        assert!(segment.listen_on(2, index));
+        assert!(!segment.was_listened_on(0x0106, 9, at), "it is not closed");
+        segment.release_port(index, at);
+        assert!(segment.was_listened_on(0x0106, 9, at.after(CLOSED_NS - 1)));
+        assert!(!segment.was_listened_on(0x0106, 9, at.after(CLOSED_NS)), "long ago");
+        assert!(!segment.was_listened_on(0x0106, 8, at) && !segment.was_listened_on(0x0111, 9, at));
+        // Whoever dies has closed nothing.
+        let index = segment.claim_port(3, &claim(11, "10.0.0.1")).unwrap();
+        assert!(segment.listen_on(3, index));
+        segment.retire_connections(3);
+        assert!(!segment.was_listened_on(0x0106, 11, at));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::counters::{CounterBlock, PortCounters};
 use crate::process::Descriptor;
 
 /// Version of the layout. Changes whenever a member of an older build would misread it.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Slots of a device, the two that are never given out included.
 pub const SLOTS: usize = 256;
 /// Ports of a device, at most.

@@ -165,8 +165,8 @@ fn datagrams_for_qp_1_are_kept_for_whoever_asks_and_not_without_end() {
     w.settle();
     assert_eq!(drops(&w, DropReason::ReceiverNotReady), 1, "the 257th");
     let first = core.take_gsi().unwrap();
-    assert_eq!((first.src, first.dst, first.payload.len(), first.port_num), (gid(1), gid(2), 256, 1));
+    assert_eq!((first.src, first.dst, first.payload().len(), first.port_num), (gid(1), gid(2), 256, 1));
     assert_eq!(first.headers.deth.unwrap().qkey, QKey(0x8001_0000));
-    assert_eq!((1..=255).map(|n| core.take_gsi().unwrap().payload[0] == n).filter(|same| *same).count(), 255);
+    assert_eq!((1..=255).map(|n| core.take_gsi().unwrap().payload()[0] == n).filter(|same| *same).count(), 255);
     assert_eq!(core.take_gsi(), None);
 }

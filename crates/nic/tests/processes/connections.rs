@@ -236,6 +236,31 @@ fn the_peer_of_a_killed_process_is_told_once_and_its_port_is_free() {
 }
 
 #[test]
+fn a_service_that_is_opened_again_gets_the_request_that_came_between() {
+    let device = Device::new("cmgap", 110);
+    let (mut server, mut client) = pair(&device);
+    let ip = device.address();
+    for space in ["tcp", "udp"] {
+        let (mut listener, port) = listen(&mut server, space, ip);
+        // Either process may find the request in the socket of QP 1: often enough that both do.
+        for _ in 0..12 {
+            let id = resolve(&mut client, space, ip, &port);
+            server.cm(&format!("destroy {listener}"));
+            client.ok(&format!("connect {id} x"));
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            listener = server.cm(&format!("id {space} 5"));
+            server.ok(&format!("bind {listener} {ip} {port}"));
+            server.ok(&format!("listen {listener} 4"));
+            let request = server.event("ConnectRequest");
+            assert_eq!(field(&request, "uid"), "5");
+            server.cm(&format!("destroy {}", field(&request, "id")));
+            client.cm(&format!("destroy {id}"));
+        }
+        server.cm(&format!("destroy {listener}"));
+    }
+}
+
+#[test]
 fn a_process_that_ends_tells_its_peers() {
     let device = Device::new("cmend", 105);
     let (mut server, mut client) = pair(&device);
