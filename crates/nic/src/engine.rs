@@ -49,6 +49,10 @@ const MAX_HELD: usize = 64;
 /// A smaller time would wake it for each message.
 const HOLD_NS: u64 = 1_000_000;
 
+/// Bytes of UC and UD that leave before others are let onto the processor: a receiver on the same one, or behind us in its
+/// queue, has no other way to hold us back. A small part of a receive buffer.
+const BREATH: usize = 1 << 20;
+
 /// Batches that are taken from a port before a timer is believed, at most: a flood must not keep timers away.
 const DRAIN: usize = 64;
 
@@ -115,6 +119,7 @@ impl Engine {
             fallback_ports: vec![0xc000; ports],
             serial: 0,
             blocked: false,
+            unanswered: 0,
             faults: None,
         };
         let nic = Nic {
@@ -232,6 +237,16 @@ impl Engine {
 
     pub(crate) fn nic(&mut self) -> &mut Nic {
         &mut self.nic
+    }
+
+    /// True if so much left without an answer that others should have the processor before there is more.
+    pub(crate) fn takes_breath(&mut self) -> bool {
+        let sent = &mut self.nic.fabric.unanswered;
+        let much = *sent >= BREATH;
+        if much {
+            *sent = 0;
+        }
+        much
     }
 
     /// A channel to wake now that the turn is over.

@@ -58,6 +58,8 @@ pub struct Fabric {
     pub serial: u64,
     /// A QP was found to have no room in this turn.
     pub blocked: bool,
+    /// Bytes of UC and UD that left since others were last let onto the processor.
+    pub unanswered: usize,
     /// Faults of the device; mostly there are none.
     pub(crate) faults: Option<Box<DeviceFaults>>,
 }
@@ -496,7 +498,7 @@ impl Host for QpHost<'_, '_> {
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
         let at = self.route(packet);
         let Self { side, fabric, memory, now, .. } = self;
-        let Fabric { datagrams, egress, tables, srqs, batches, blocked, faults, .. } = &mut **fabric;
+        let Fabric { datagrams, egress, tables, srqs, batches, blocked, faults, unanswered, .. } = &mut **fabric;
         let route = match at {
             RouteAt::Path(which) => &side.routes[which],
             RouteAt::Datagram(place) => &datagrams[place].1,
@@ -550,6 +552,9 @@ impl Host for QpHost<'_, '_> {
         transport[header_len + length..].fill(0);
         icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
         egress.commit(room, way, route.serial, slot);
+        if !headers.bth.opcode.is_acknowledged() {
+            *unanswered += size;
+        }
         Ok(())
     }
 

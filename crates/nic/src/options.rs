@@ -3,7 +3,7 @@
 //!
 //! ```toml
 //! share = true                    # several processes use a device together
-//! receive_buffer = 16777216       # bytes for each receive socket
+//! receive_buffer = 67108864       # bytes for each receive socket
 //! source_ports = 8                # send sockets for each address
 //! solve_ip_ids = true
 //! faults = "drop=1%,seed=7"
@@ -63,8 +63,9 @@ pub struct Options {
     /// Whether processes of one user share a device and its addresses. Default true. False: the first process has the
     /// addresses for itself, others get EADDRINUSE.
     pub share: bool,
-    /// Bytes of buffer for each receive socket. Default 16 MiB; unprivileged processes get at most `net.core.rmem_max`.
-    /// Too small: bursts are lost, and each loss costs a go-back-N.
+    /// Bytes of buffer for each receive socket. Default 64 MiB, which is taken only while bursts wait in it: what a sender of UC or UD,
+    /// which nothing holds back, sends while the receiver has no processor for 20 ms. Unprivileged processes get at most
+    /// `net.core.rmem_max`. Too small: bursts are lost; for UC and UD they stay lost, for RC each loss costs a go-back-N.
     pub receive_buffer: usize,
     /// Send sockets, and so UDP source ports, for each address. Default 8; 1: all flows take one path.
     pub source_ports: usize,
@@ -91,7 +92,7 @@ impl Default for Options {
             only: None,
             automatic: true,
             share: true,
-            receive_buffer: 16 << 20,
+            receive_buffer: 64 << 20,
             source_ports: 8,
             gso: true,
             solve_ip_ids: true,

@@ -215,6 +215,11 @@ impl Opcode {
         self.0
     }
 
+    /// True for services whose requests are answered (clause 9.7): a sender of the others hears nothing of what is lost.
+    pub const fn is_acknowledged(self) -> bool {
+        matches!(self.info().service, Service::Rc | Service::Xrc)
+    }
+
     /// Its row.
     pub const fn info(self) -> &'static OpcodeInfo {
         &TABLE[INDEX[self.0 as usize] as usize]

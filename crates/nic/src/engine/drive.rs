@@ -403,7 +403,11 @@ impl Core {
         // Only whoever holds the lock writes it. A turn that moved packets takes as long as many that did not.
         let weight = if turn.progressed { BUSY_TURN } else { 1 };
         self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + weight, Ordering::Relaxed);
+        let breath = engine.takes_breath();
         self.release(guard, now, Some(turn));
+        if breath {
+            std::thread::yield_now();
+        }
     }
 
     /// Turns the engine for bells that were rung when nobody could go in.
@@ -488,7 +492,11 @@ impl Drive for Core {
         // What the worker is told now is what it will do: nobody needs to kick it for that.
         let deadline = if turn.ready { Some(now) } else { turn.next_deadline };
         self.promised.store(deadline.map_or(u64::MAX, |d| d.0), Ordering::Relaxed);
+        let breath = engine.takes_breath();
         self.release(guard, now, None);
+        if breath {
+            std::thread::yield_now();
+        }
         self.serve();
         Turned { busy: turn.progressed || turn.ready, deadline }
     }

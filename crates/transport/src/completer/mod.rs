@@ -186,6 +186,7 @@ impl Requester {
         self.retry.progress(ctx);
         self.retry.rnr_until = None;
         self.recovering = false;
+        self.nak_taken = false;
         host.retire_sends(self.acked.wqe);
         if self.sending.is_before(&self.acked) {
             // We had gone back, and what was sent before arrived after all.
@@ -215,6 +216,7 @@ impl Requester {
         host.count(Counter::AckTimeouts, 1);
         self.controller.signal(now, Signal::Timeout);
         self.recovering = false;
+        self.nak_taken = false;
         self.send_again(ctx, host)
     }
 

@@ -46,12 +46,15 @@ impl Requester {
         Err(self.fail_oldest(ctx, host, status))
     }
 
+    /// A responder sends it once, and then nothing until the PSN that it misses has come (clause 9.7.5.2). So a second one for
+    /// the same PSN is a copy, or a peer that answers each packet behind the gap: it tells of a loss that is made good
+    /// already, and takes no retry. If what was sent again is lost as well, the timer finds out.
     fn receive_sequence_nak<H: Host>(&mut self, ctx: &mut Context, host: &mut H) -> Result<(), Stop> {
-        if self.sending.psn == self.acked.psn || self.retry.rnr_until.is_some() {
-            // We have gone back already and sent nothing since: the same NAK twice.
+        if self.nak_taken || self.sending.psn == self.acked.psn || self.retry.rnr_until.is_some() {
             host.drop_packet(DropReason::StaleResponse);
             return Ok(());
         }
+        self.nak_taken = true;
         self.send_again(ctx, host)
     }
 

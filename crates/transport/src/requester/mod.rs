@@ -98,6 +98,8 @@ pub struct Requester {
     pub(crate) draining: bool,
     /// An implied NAK has made us go back; more of the kind mean the same loss until something is acknowledged.
     pub(crate) recovering: bool,
+    /// A sequence NAK has made us go back, and nothing was acknowledged since.
+    pub(crate) nak_taken: bool,
     /// The `acked` cursor moved since [`Requester::settle`] last looked.
     pub(crate) moved: bool,
     pub(crate) read: ReadProgress,
@@ -131,6 +133,7 @@ impl Requester {
             failed: None,
             draining: false,
             recovering: false,
+            nak_taken: false,
             moved: false,
             read: ReadProgress::default(),
             retry: Retry::default(),

@@ -48,8 +48,23 @@ fn the_same_sequence_nak_twice_takes_one_retry() {
     d.nak(0, NakCode::PsnSequenceError);
     assert_eq!(d.side.host.dropped(DropReason::StaleResponse), 1);
     assert_eq!(d.sends().len(), 2);
-    assert_eq!(d.side.qp.state(), QpState::Rts);
-    // One after another repetition is new.
+    // Nor does one that comes when all has left again: nothing is sent a third time.
+    d.nak(0, NakCode::PsnSequenceError);
+    assert_eq!(d.side.host.dropped(DropReason::StaleResponse), 2);
+    assert_eq!((d.sends().len(), d.side.qp.state()), (0, QpState::Rts));
+    d.ack(1);
+    assert_eq!(d.completions(), [(1, Success)]);
+}
+
+#[test]
+fn a_sequence_nak_after_the_timer_is_a_new_loss() {
+    let mut d = Dialogue::rc(|attr| attr.retry_cnt = 2);
+    d.post(1, WRITE, 2000);
+    d.sends();
+    d.nak(0, NakCode::PsnSequenceError);
+    assert_eq!(d.sends().len(), 2);
+    d.passes(4096 << 14);
+    assert_eq!(d.sends().len(), 2);
     d.nak(0, NakCode::PsnSequenceError);
     assert_eq!(d.completions(), [(1, RetryExcErr)]);
 }

@@ -125,7 +125,7 @@ pub struct ReceiveOptions {
 
 impl Default for ReceiveOptions {
     fn default() -> Self {
-        Self { buffer_bytes: 16 << 20, reuse_port: true }
+        Self { buffer_bytes: 64 << 20, reuse_port: true }
     }
 }
 
