@@ -53,6 +53,9 @@ const HOLD_NS: u64 = 1_000_000;
 /// queue, has no other way to hold us back. A small part of a receive buffer.
 const BREATH: usize = 1 << 20;
 
+/// Rounds in which what is posted to a QP leaves before the QP goes.
+const LAST_ROUNDS: usize = 256;
+
 /// Batches that are taken from a port before a timer is believed, at most: a flood must not keep timers away.
 const DRAIN: usize = 64;
 
@@ -542,6 +545,31 @@ impl Nic {
             }
         }
         served
+    }
+
+    /// What is posted to a QP leaves before the QP goes, as far as it can without waiting: programs post unsignaled datagrams
+    /// and destroy the QP at once, and a NIC of hardware has sent them by then. Here the doorbell may have found another thread
+    /// in the engine, which has not looked since.
+    pub(crate) fn send_posted(&mut self, qp: u16, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
+        let now = now.max(self.last);
+        self.last = now;
+        self.begin(now, ports);
+        let mut blocked = false;
+        // As many packets as a send queue has WQEs, at the least; what is longer than that is cut off.
+        for _ in 0..LAST_ROUNDS {
+            let budget = self.config.budget.transmit_per_qp;
+            let next = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
+                entry.transport.transmit_before_ack(host, budget, *entry.touched)
+            });
+            let stuck = core::mem::replace(&mut blocked, next == Some(Next::Blocked));
+            self.flush(ports);
+            if !matches!(next, Some(Next::Ready | Next::Blocked)) || (blocked && stuck) {
+                break;
+            }
+        }
+        self.fabric.blocked = false;
+        self.flush(ports);
+        ports.iter_mut().for_each(|port| port.flush());
     }
 
     fn flush(&mut self, ports: &mut [Box<dyn Port>]) -> bool {

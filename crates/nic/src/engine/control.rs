@@ -376,13 +376,8 @@ impl Nic {
         }
     }
 
-    pub(crate) fn remove_qp(
-        &mut self,
-        qp: u16,
-        now: Time,
-        memory: &Access<'_>,
-        ports: &[Box<dyn Port>],
-    ) -> Result<(), VerbsError> {
+    /// Whether a QP may go.
+    pub(crate) fn check_removal(&self, qp: u16) -> Result<(), VerbsError> {
         let entry = self.qps.get(usize::from(qp)).ok_or_else(|| gone("queue pair"))?;
         if entry.groups > 0 {
             return Err(VerbsError::misuse(
@@ -390,6 +385,18 @@ impl Nic {
                 format!("the QP is attached to {} multicast groups: detach it first", entry.groups),
             ));
         }
+        Ok(())
+    }
+
+    pub(crate) fn remove_qp(
+        &mut self,
+        qp: u16,
+        now: Time,
+        memory: &Access<'_>,
+        ports: &[Box<dyn Port>],
+    ) -> Result<(), VerbsError> {
+        self.check_removal(qp)?;
+        let entry = self.qps.get(usize::from(qp)).ok_or_else(|| gone("queue pair"))?;
         // To RESET first: an SRQ's WQE in the middle of a message goes back, and nothing of the QP is left in its CQs.
         let reset = QpAttr { qp_state: QpState::Reset, ..entry.transport.query() };
         let _ = self.with_qp(qp, now, memory, Some(ports), |entry, host| {

@@ -67,8 +67,7 @@ impl Core {
     pub(crate) fn route_gsi_again(&self, datagram: &GsiDatagram) -> bool {
         let mut held = self.lock();
         let router = held.engine.nic().gsi_router.as_mut();
-        let routed =
-            router.map(|router| router.route(datagram.port_num, &datagram.datagram(), datagram.payload()));
+        let routed = router.map(|router| router.route(datagram.port_num, &datagram.datagram(), datagram.payload()));
         routed == Some(Routed::Elsewhere)
     }
 

@@ -253,7 +253,10 @@ impl QpObject {
         }
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
-        nic.remove_qp(self.shared.index(), self.core.now(), &memory, ports)?;
+        let now = self.core.now();
+        nic.check_removal(self.shared.index())?;
+        nic.send_posted(self.shared.index(), now, &memory, ports);
+        nic.remove_qp(self.shared.index(), now, &memory, ports)?;
         drop(memory);
         self.alive.end();
         // Before the lock is released: afterwards the number may be that of a new QP.

@@ -207,3 +207,21 @@ fn the_device_counts_attachments_over_all_groups() {
     qps[1].attach_mcast(group(3)).unwrap();
     assert_eq!(qps[0].attach_mcast(group(2)).unwrap_err().errno, Errno::ENOMEM);
 }
+
+#[test]
+fn what_was_posted_leaves_though_its_qp_is_destroyed_at_once() {
+    let mut w = World::new(2);
+    let key = QKey(0x77);
+    let receiver = ud(&w.nodes[1], key);
+    let mr = w.nodes[1].mr(1024);
+    (0..3).for_each(|n| recv(&receiver, n, &mr, 256 * n as usize, 256));
+    let sender = ud(&w.nodes[0], key);
+    let way = ah(&w.nodes[0], gid(2));
+    // Nobody turns the engine in between: in a program another thread is in it just then.
+    (0..3).for_each(|_| say(&sender, &way, receiver.qp_num(), key, b"last words"));
+    sender.destroy().unwrap();
+    w.settle();
+    let got: Vec<u64> = w.nodes[1].poll().iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(got, [0, 1, 2]);
+    assert_eq!(w.nodes[0].poll(), [], "nothing of a QP that is gone is left in its CQ");
+}

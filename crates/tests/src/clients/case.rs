@@ -91,16 +91,29 @@ pub struct Template {
     #[serde(default)]
     pub pyverbs: bool,
     /// Seconds after which it failed.
-    #[serde(default = "half_a_minute")]
+    #[serde(default = "patience")]
     pub seconds: u64,
+}
+
+impl Template {
+    /// True if the server has the port of its case; others have one of their own.
+    pub fn has_port(&self) -> bool {
+        self.server.contains("{port}")
+    }
+
+    /// True if the server listens, by TCP or rdma_cm, and the client calls it.
+    pub fn is_called(&self) -> bool {
+        self.has_port() || self.server.contains("udaddy")
+    }
 }
 
 fn ethernet() -> String {
     "1500".to_owned()
 }
 
-const fn half_a_minute() -> u64 {
-    30
+/// Far more than any case needs on a machine of its own: only what hangs should find out.
+const fn patience() -> u64 {
+    90
 }
 
 /// A template with its values filled in, in one layout.

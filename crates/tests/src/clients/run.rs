@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// Looks at a server that find it at rest before it counts as ready, and how long this may take: some never rest.
+const LOOKS: u32 = 6;
+const REST: Duration = Duration::from_secs(10);
+
 /// What all cases of a run share.
 #[derive(Debug)]
 pub struct Rig {
@@ -201,9 +205,11 @@ impl<'a> Stage<'a> {
         let mut server = None;
         if !what.server.is_empty() {
             let mut side = self.start("server", &self.line(&what.server, &self.place.on_server(), &what.run_server))?;
-            // A server that listens by rdma_cm sleeps now and then before it does.
-            let looks = if what.server.contains(" -R") { 30 } else { 6 };
-            side.settle(program(&what.server), looks, self.end.min(Instant::now() + Duration::from_millis(2500)));
+            side.settle(program(&what.server), LOOKS, self.end.min(Instant::now() + REST));
+            // It may have slept on its way there: what is known for certain is known from its port.
+            while what.is_called() && !self.is_open(&side) && side.has_ended().is_none() && Instant::now() < self.end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             server = Some(side);
         }
         let mut client = self.start("client", &self.line(&what.client, &self.place.on_client(), &what.run_client))?;
@@ -235,6 +241,19 @@ impl<'a> Stage<'a> {
         sides.extend(server.map(|server| ("server", server)));
         sides.push(("client", client));
         Ok(wrong)
+    }
+
+    /// True if the server can be called: by TCP on its port, or by rdma_cm.
+    fn is_open(&self, side: &Side) -> bool {
+        let port = &self.words["port"];
+        if port.parse().is_ok_and(|port| side.listens_on_tcp(port)) {
+            return true;
+        }
+        let line = format!("{}{} res", self.place.on_server(), self.rig.sfab.display());
+        let Ok(output) = Command::new("sh").args(["-c", &line]).output() else { return false };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let own = format!(":{port} ");
+        text.lines().any(|line| line.contains("LISTEN") && (line.contains(&own) || !self.case.what.has_port()))
     }
 
     fn shell(&self, text: &str) -> String {

@@ -1,5 +1,7 @@
 //! One started program. Its output goes to a file. It leads a process group of its own and is ended by that group's
-//! number. It is ready when it sleeps and has used no processor for a while: true of every server that waits.
+//! number. It is at rest when all its threads sleep and its first one has used no processor for a while: true of every server
+//! that waits, however busy the machine is, since a thread that waits for a processor does not sleep. Whether it listens is
+//! seen as well.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -42,19 +44,43 @@ impl Side {
         String::from_utf8_lossy(&std::fs::read(&self.output).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until `program` has started, sleeps, and used no processor for `looks` samples; or it has ended, or `end`.
+    /// Waits until `program` has started and was at rest for `looks` samples; or it has ended, or `end`.
     pub fn settle(&mut self, program: &str, looks: u32, end: Instant) {
         let (mut before, mut same) = (0, 0);
         while same < looks && Instant::now() < end && self.has_ended().is_none() {
             std::thread::sleep(SAMPLE);
             let Some((name, state, used)) = self.look() else { return };
             let started = program.as_bytes().starts_with(name.as_bytes()) && !name.is_empty();
-            same = if started && state == 'S' && used == before { same + 1 } else { 0 };
+            same = if started && state == 'S' && used == before && self.all_sleep() { same + 1 } else { 0 };
             before = used;
         }
     }
 
-    /// Name, state and processor time in nanoseconds of its first process.
+    /// True if it listens on a TCP port, in the network namespace that it is in.
+    pub fn listens_on_tcp(&self, port: u16) -> bool {
+        let port = format!(":{port:04X}");
+        ["tcp", "tcp6"].iter().any(|table| {
+            let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.child.id())).unwrap_or_default();
+            text.lines().skip(1).any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().is_some_and(|local| local.ends_with(&port));
+                /// TCP_LISTEN.
+                const LISTENS: &str = "0A";
+                local && words.nth(1) == Some(LISTENS)
+            })
+        })
+    }
+
+    /// True if none of its threads waits for a processor.
+    fn all_sleep(&self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else { return false };
+        threads.flatten().all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('S'))
+        })
+    }
+
+    /// Name, state and processor time in nanoseconds of its first thread.
     fn look(&self) -> Option<(String, char, u64)> {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).ok();
         let (stat, schedule) = (read("stat")?, read("schedstat")?);
