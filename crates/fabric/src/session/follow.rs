@@ -1,0 +1,283 @@
+//! What the following side does: it makes its QP when the leader begins, accepts, and waits for the decision. Of its own it only tells what broke and asks
+//! for moves.
+
+use super::act::{Action, Change};
+use super::hand_over::HandOver;
+use super::machine::{Phase, Session};
+use super::message::{Accept, Begin, Body, LaneId, Purpose, QpOffer, Strategy};
+use crate::directory::{ConnectionState, FencingToken};
+
+impl Session {
+    pub(super) fn follow_begin(&mut self, begin: Begin, now_ns: u64) {
+        let begin = Box::new(begin);
+        self.highest = self.highest.max(begin.token);
+        match &self.phase {
+            // Said again, because the channel broke: what we answered may be lost.
+            Phase::Accepted(old, accept) if old.lane == begin.lane => {
+                let accept = (**accept).clone();
+                return self.send(Body::Accept(accept));
+            }
+            Phase::FollowStopping(old) | Phase::FollowMaking(old) | Phase::FollowReadying(old, _)
+                if old.lane == begin.lane =>
+            {
+                return;
+            }
+            Phase::Closing { .. } | Phase::Closed => return,
+            _ => {}
+        }
+        if self.lane.is_some_and(|lane| begin.lane <= lane) {
+            return; // Old.
+        }
+        match begin.purpose {
+            Purpose::Connect => {
+                self.discard_attempt();
+                self.follow_make(begin, now_ns);
+            }
+            Purpose::Rebuild => {
+                // Whatever was begun: the leader may have decided for it and posted on it. Stop takes all lanes.
+                self.report(ConnectionState::Rebuilding);
+                self.begin_to_give_up(now_ns);
+                self.push(Action::Stop);
+                self.phase = Phase::FollowStopping(begin);
+                self.step(now_ns);
+            }
+            Purpose::Move(Strategy::MakeBeforeBreak) if self.lane.is_some() => {
+                if matches!(self.phase, Phase::HandingOver(_) | Phase::Asked { .. }) {
+                    return self.refuse(begin.lane, "another change has not ended yet".into());
+                }
+                self.discard_attempt();
+                self.report(ConnectionState::Moving);
+                self.follow_make(begin, now_ns);
+            }
+            Purpose::Move(strategy) => {
+                self.refuse(begin.lane, format!("strategy {strategy:?} is not one that this side has"));
+            }
+        }
+    }
+
+    fn follow_make(&mut self, begin: Box<Begin>, now_ns: u64) {
+        let path = begin.peer_path.clone();
+        self.push(Action::Make { lane: begin.lane, path, peer: Some(begin.qp.clone()) });
+        self.phase = Phase::FollowMaking(begin);
+        self.step(now_ns);
+    }
+
+    pub(super) fn follow_drained(&mut self, now_ns: u64) {
+        if let Phase::FollowStopping(begin) = &self.phase {
+            let begin = begin.clone();
+            self.follow_make(begin, now_ns);
+        }
+    }
+
+    pub(super) fn follow_made(&mut self, lane: LaneId, qp: QpOffer, now_ns: u64) {
+        let begin = match &self.phase {
+            Phase::FollowMaking(begin) if begin.lane == lane => begin.clone(),
+            _ => return self.push(Action::Discard { lane }),
+        };
+        if begin.purpose == Purpose::Rebuild {
+            let Some(drained) = begin.drained.clone() else {
+                self.push(Action::Discard { lane });
+                return self.follow_failed(lane, "the rebuild does not say what the leader had received".into(), now_ns);
+            };
+            self.push(Action::Resolve(drained));
+        }
+        self.push(Action::Ready { lane, peer: begin.qp.clone() });
+        let drained = (begin.purpose == Purpose::Rebuild).then(|| self.drained.clone().unwrap_or_default());
+        self.phase = Phase::FollowReadying(begin, Box::new(Accept { lane, qp, drained }));
+        self.step(now_ns);
+    }
+
+    pub(super) fn follow_ready(&mut self, lane: LaneId) {
+        let Phase::FollowReadying(begin, accept) = &self.phase else { return };
+        if begin.lane != lane {
+            return;
+        }
+        let (begin, accept) = (begin.clone(), accept.clone());
+        self.send(Body::Accept((*accept).clone()));
+        self.phase = Phase::Accepted(begin, accept);
+        // Only the leader ends this wait. Before the first lane and in a rebuild `give_up_at` bounds it; in a move data flows meanwhile.
+        self.step_at = None;
+    }
+
+    pub(super) fn follow_commit(&mut self, lane: LaneId, now_ns: u64) {
+        match &self.phase {
+            Phase::Accepted(begin, _) if begin.lane == lane => {
+                let purpose = begin.purpose;
+                let before = self.lane.replace(lane);
+                match purpose {
+                    Purpose::Connect | Purpose::Rebuild => {
+                        self.push(Action::Use { lane });
+                        self.up(now_ns);
+                    }
+                    Purpose::Move(_) => {
+                        let token = self.asked_move.take().map(|(change, _)| change.token);
+                        self.begin_hand_over(HandOver::new(lane, before, token, false, now_ns), now_ns);
+                    }
+                }
+            }
+            // The leader says which lane it uses, since it has a new channel: a later one that we have accepted was taken back.
+            Phase::Accepted(begin, _) if begin.lane > lane && self.lane == Some(lane) => {
+                let later = begin.lane;
+                self.follow_abort(later, "the leading side took it back".into());
+            }
+            Phase::Asked { lane: failed, reason } if *failed == lane => {
+                let (lane, reason) = (*failed, reason.clone());
+                self.send(Body::Broken { lane, reason });
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn follow_abort(&mut self, lane: LaneId, reason: String) {
+        match &self.phase {
+            Phase::FollowStopping(begin) if begin.lane == lane => {}
+            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _)
+                if begin.lane == lane => {}
+            _ => return,
+        }
+        self.back_from_attempt(reason);
+    }
+
+    pub(super) fn follow_failed(&mut self, lane: LaneId, reason: String, _now_ns: u64) {
+        match &self.phase {
+            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _)
+                if begin.lane == lane => {}
+            _ => return,
+        }
+        self.refuse(lane, reason.clone());
+        self.back_from_attempt(reason);
+    }
+
+    pub(super) fn follow_timeout(&mut self, now_ns: u64) {
+        match &self.phase {
+            Phase::FollowStopping(_) => {
+                self.trouble = "the device did not drain the QP".into();
+                self.step(now_ns);
+            }
+            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) => {
+                let lane = begin.lane;
+                self.follow_failed(lane, "the QP was not ready in time".into(), now_ns);
+            }
+            _ => {}
+        }
+    }
+
+    /// Back to what was before the leader began: nothing was posted on the lane.
+    fn back_from_attempt(&mut self, reason: String) {
+        let (Phase::FollowStopping(begin)
+        | Phase::FollowMaking(begin)
+        | Phase::FollowReadying(begin, _)
+        | Phase::Accepted(begin, _)) = &self.phase
+        else {
+            return;
+        };
+        let begin = begin.clone();
+        self.discard_attempt();
+        self.step_at = None;
+        match (begin.purpose, self.lane) {
+            (Purpose::Move(_), Some(_)) => {
+                self.phase = Phase::Up;
+                self.report(ConnectionState::Up);
+            }
+            // The leader tries again.
+            (Purpose::Rebuild, Some(lane)) => {
+                self.trouble.clone_from(&reason);
+                self.phase = Phase::Asked { lane, reason };
+            }
+            _ => {
+                self.trouble = reason;
+                self.phase = Phase::New;
+            }
+        }
+    }
+
+    /// Destroys the QP of a lane that was begun and not committed.
+    fn discard_attempt(&mut self) {
+        if let Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _) = &self.phase {
+            let lane = begin.lane;
+            self.push(Action::Discard { lane });
+        }
+    }
+
+    fn refuse(&mut self, lane: LaneId, reason: String) {
+        self.send(Body::Refuse { lane, reason, for_good: false });
+    }
+
+    pub(super) fn follow_broken(&mut self, lane: LaneId, reason: String, now_ns: u64) {
+        let attempt = match &self.phase {
+            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _) => Some(begin.lane),
+            _ => None,
+        };
+        if attempt == Some(lane) {
+            return self.follow_failed(lane, reason, now_ns);
+        }
+        match &self.phase {
+            Phase::Up | Phase::HandingOver(_) if self.is_live(lane) => {
+                self.trouble.clone_from(&reason);
+                self.begin_to_give_up(now_ns);
+                self.report(ConnectionState::Rebuilding);
+                self.send(Body::Broken { lane, reason: reason.clone() });
+                self.phase = Phase::Asked { lane, reason };
+                self.step_at = None;
+            }
+            // The lane in use failed while the leader moves: it must know, and the lane that was accepted waits for its decision.
+            Phase::FollowMaking(_) | Phase::FollowReadying(..) | Phase::Accepted(..) if self.is_live(lane) => {
+                self.begin_to_give_up(now_ns);
+                self.send(Body::Broken { lane, reason });
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn follow_ask_move(&mut self, change: Change, now_ns: u64) {
+        let busy = self.asked_move.is_some() || self.phase != Phase::Up;
+        if busy {
+            return self.wait_with(change, false);
+        }
+        if !self.channel {
+            return self.roll_back(change.token, "there is no channel to the leading side now: try again".into());
+        }
+        self.send(Body::AskMove {
+            path: change.path.clone(),
+            strategy: change.strategy,
+            token: change.token,
+            reason: change.reason.clone(),
+        });
+        let until = now_ns.saturating_add(self.setup.patience.step_ns.saturating_mul(3));
+        self.asked_move = Some((change, until));
+    }
+
+    pub(super) fn follow_move_refused(&mut self, token: FencingToken, reason: String) {
+        if self.asked_move.as_ref().is_some_and(|(change, _)| change.token == token) {
+            self.asked_move = None;
+            self.roll_back(token, reason);
+        }
+    }
+
+    /// A channel is there. The leader speaks first, and we answer; what only we know is said again.
+    pub(super) fn follow_resume(&mut self, _now_ns: u64) {
+        match &self.phase {
+            Phase::Accepted(_, accept) => {
+                let accept = (**accept).clone();
+                self.send(Body::Accept(accept));
+            }
+            Phase::Asked { lane, reason } => {
+                let (lane, reason) = (*lane, reason.clone());
+                self.send(Body::Broken { lane, reason });
+            }
+            Phase::HandingOver(over) => {
+                let over = over.clone();
+                self.repeat_hand_over(&over);
+            }
+            Phase::Up => {
+                // A hand-over that has ended here may not have ended there.
+                if let Some(lane) = self.lane
+                    && self.retired_lane == Some(lane)
+                {
+                    self.send(Body::Retired { lane });
+                }
+            }
+            _ => {}
+        }
+    }
+}

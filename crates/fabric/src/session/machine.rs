@@ -1,0 +1,550 @@
+//! The session itself: its state, how inputs find their step, timers. The steps are in `lead`, `follow`, `hand_over` and `keys`.
+
+use super::act::{Action, Change, Input};
+use super::hand_over::HandOver;
+use super::keys::Keys;
+use super::message::{Accept, Begin, Body, Drained, LaneId, Purpose};
+use super::patience::{Backoff, Patience};
+use crate::directory::{ConnectionState, FencingToken, OrderResult};
+use crate::error::FabricError;
+use crate::path::Path;
+use std::collections::VecDeque;
+
+/// Which side of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The one that connected: it decides.
+    Leader,
+    /// The one that was connected to: it asks.
+    Follower,
+}
+
+/// What a session is made with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Which side.
+    pub role: Role,
+    /// Service that is wanted or offered.
+    pub service: String,
+    /// Tenant.
+    pub tenant: String,
+    /// Leader: the path of the first lane; `None`: one that reaches the peer.
+    pub path: Option<Path>,
+    /// Timeouts and back-off.
+    pub patience: Patience,
+    /// Seed of the back-off.
+    pub seed: u64,
+}
+
+/// Orders that wait for a change to end; more are answered at once.
+const MAX_WAITING: usize = 16;
+
+/// What a lane is being made for, and what is known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Attempt {
+    pub lane: LaneId,
+    pub purpose: Purpose,
+    /// Leader, in a move: the order.
+    pub change: Option<Change>,
+    /// Leader: the follower asked for it.
+    pub asked_by_peer: bool,
+}
+
+/// Where the session stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Leader: nothing begun. Follower: no Begin has come.
+    New,
+    /// Leader, rebuild: waits until its QPs are drained.
+    Stopping,
+    /// Leader: waits for its QP.
+    Making(Attempt),
+    /// Leader: has said Begin, or will when there is a channel; waits for Accept.
+    Asking(Attempt, Box<Begin>),
+    /// Leader: has Accept; waits until its QP is ready.
+    Readying(Attempt, Box<Begin>),
+    /// Leader: waits before the next try.
+    Pausing(Purpose),
+    /// Follower, rebuild: waits until its QPs are drained.
+    FollowStopping(Box<Begin>),
+    /// Follower: waits for its QP.
+    FollowMaking(Box<Begin>),
+    /// Follower: waits until its QP is ready.
+    FollowReadying(Box<Begin>, Box<Accept>),
+    /// Follower: has said Accept; waits for Commit.
+    Accepted(Box<Begin>, Box<Accept>),
+    /// Follower: its lane failed; waits for the leader to begin.
+    Asked {
+        /// The lane that failed.
+        lane: LaneId,
+        /// Why.
+        reason: String,
+    },
+    /// Data flows.
+    Up,
+    /// A move: both lanes are there.
+    HandingOver(HandOver),
+    /// Has said Close.
+    Closing {
+        /// Why.
+        reason: String,
+    },
+    /// Over.
+    Closed,
+}
+
+/// The state machine of one connection.
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub(super) setup: Setup,
+    pub(super) backoff: Backoff,
+    redial: Backoff,
+    pub(super) phase: Phase,
+    /// The lane that is the connection's: committed.
+    pub(super) lane: Option<LaneId>,
+    /// Leader: the last number given.
+    pub(super) last_lane: u64,
+    pub(super) channel: bool,
+    redial_at: Option<u64>,
+    /// End of the present step.
+    pub(super) step_at: Option<u64>,
+    /// End of all patience: connecting, or rebuilding.
+    pub(super) give_up_at: Option<u64>,
+    /// What this side had received when it was last stopped; forgotten when a lane is committed.
+    pub(super) drained: Option<Drained>,
+    pub(super) highest: FencingToken,
+    pub(super) waiting: VecDeque<(Change, bool)>,
+    /// Follower: a move that was asked of the leader, and until when it waits.
+    pub(super) asked_move: Option<(Change, u64)>,
+    /// The last lane whose hand-over has ended here.
+    pub(super) retired_lane: Option<LaneId>,
+    pub(super) keys: Keys,
+    pub(super) generation: u64,
+    pub(super) trouble: String,
+    state: Option<ConnectionState>,
+    out: VecDeque<Action>,
+}
+
+impl Session {
+    /// A new session. The leader's begins at once.
+    pub fn new(setup: Setup, now_ns: u64) -> Self {
+        let seed = setup.seed;
+        let mut session = Self {
+            setup,
+            backoff: Backoff::new(seed),
+            redial: Backoff::new(!seed),
+            phase: Phase::New,
+            lane: None,
+            last_lane: 0,
+            channel: false,
+            redial_at: None,
+            step_at: None,
+            give_up_at: None,
+            drained: None,
+            highest: FencingToken(0),
+            waiting: VecDeque::new(),
+            asked_move: None,
+            retired_lane: None,
+            keys: Keys::default(),
+            generation: 0,
+            trouble: "the peer has not answered".into(),
+            state: None,
+            out: VecDeque::new(),
+        };
+        session.give_up_at = Some(now_ns.saturating_add(session.setup.patience.connect_ns));
+        session.report(ConnectionState::Connecting);
+        if session.setup.role == Role::Leader {
+            session.push(Action::Dial);
+            session.make(Purpose::Connect, now_ns);
+        }
+        session
+    }
+
+    /// Tells what happened at `now_ns`. Times may stand still or jump; they only make timers early or late.
+    pub fn handle(&mut self, input: Input, now_ns: u64) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        match input {
+            Input::Message(body) => self.handle_message(body, now_ns),
+            Input::ChannelUp => self.handle_channel_up(now_ns),
+            Input::ChannelDown { reason } => self.handle_channel_down(reason, now_ns),
+            Input::Drained(drained) => self.handle_drained(drained, now_ns),
+            Input::Made { lane, qp } => match self.setup.role {
+                Role::Leader => self.lead_made(lane, qp, now_ns),
+                Role::Follower => self.follow_made(lane, qp, now_ns),
+            },
+            Input::Ready { lane } => match self.setup.role {
+                Role::Leader => self.lead_ready(lane, now_ns),
+                Role::Follower => self.follow_ready(lane),
+            },
+            Input::Failed { lane, reason } => match self.setup.role {
+                Role::Leader => self.lead_failed(lane, reason, now_ns),
+                Role::Follower => self.follow_failed(lane, reason, now_ns),
+            },
+            Input::Broken { lane, reason } => self.handle_broken(lane, reason, now_ns),
+            Input::Contradicted { reason } => {
+                let error = FabricError::peer(format!("the peer's account of what it received cannot be: {reason}"));
+                self.send(Body::Close { reason: error.message.clone() });
+                self.end(error);
+            }
+            Input::Idle { lane, sent } => self.handle_idle(lane, sent, now_ns),
+            Input::Received { lane } => self.handle_received(lane, now_ns),
+            Input::KeysIdle { round } => self.handle_keys_idle(round),
+            Input::Offer { offers, overlap_ns } => self.handle_offer(offers, overlap_ns, now_ns),
+            Input::Move(change) => self.handle_move(change, now_ns),
+            Input::Rebuild { reason } => {
+                if let Some(lane) = self.newest_lane() {
+                    self.handle_broken(lane, reason, now_ns);
+                }
+            }
+            Input::Close { reason, token } => self.handle_close(reason, token, now_ns),
+        }
+    }
+
+    /// Runs what is due.
+    pub fn handle_timer(&mut self, now_ns: u64) {
+        let due = |at: Option<u64>| at.is_some_and(|at| at <= now_ns);
+        if due(self.redial_at) {
+            self.redial_at = None;
+            self.push(Action::Dial);
+        }
+        if due(self.keys.revoke_at) {
+            self.revoke_keys();
+        }
+        if self.asked_move.as_ref().is_some_and(|(_, at)| *at <= now_ns)
+            && let Some((change, _)) = self.asked_move.take()
+        {
+            self.roll_back(change.token, "the leading side did not answer in time".into());
+        }
+        if due(self.give_up_at) && !matches!(self.phase, Phase::Closed | Phase::Closing { .. }) {
+            let what = if self.lane.is_none() { "connect" } else { "rebuild the connection" };
+            let error = FabricError::unreachable(format!("gave up to {what}: {}", self.trouble));
+            self.send(Body::Close { reason: error.message.clone() });
+            self.end(error);
+            return;
+        }
+        if due(self.step_at) {
+            self.step_at = None;
+            self.handle_step_timeout(now_ns);
+        }
+    }
+
+    /// What to do next. Ask until there is nothing.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.out.pop_front()
+    }
+
+    /// When [`Session::handle_timer`] has something to do.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        let asked = self.asked_move.as_ref().map(|(_, at)| *at);
+        [self.redial_at, self.step_at, self.give_up_at, self.keys.revoke_at, asked].into_iter().flatten().min()
+    }
+
+    /// The lane that is the connection's.
+    pub fn lane(&self) -> Option<LaneId> {
+        self.lane
+    }
+
+    /// Which side it is.
+    pub fn role(&self) -> Role {
+        self.setup.role
+    }
+
+    /// Whether it is over.
+    pub fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    /// Counts every report of a new state.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The highest authority seen.
+    pub fn highest_token(&self) -> FencingToken {
+        self.highest
+    }
+
+    fn handle_message(&mut self, body: Body, now_ns: u64) {
+        let leader = self.setup.role == Role::Leader;
+        match body {
+            Body::Begin(begin) if !leader => self.follow_begin(begin, now_ns),
+            Body::Commit { lane } if !leader => self.follow_commit(lane, now_ns),
+            Body::Abort { lane, reason } if !leader => self.follow_abort(lane, reason),
+            Body::MoveRefused { token, reason } if !leader => self.follow_move_refused(token, reason),
+            Body::Accept(accept) if leader => self.lead_accept(accept, now_ns),
+            Body::Refuse { lane, reason, for_good } if leader => self.lead_refuse(lane, reason, for_good, now_ns),
+            Body::Broken { lane, reason } if leader => {
+                let live = self.newest_lane().is_some_and(|newest| lane <= newest) && self.is_live(lane);
+                if live {
+                    self.handle_broken(lane, format!("the peer says: {reason}"), now_ns);
+                }
+            }
+            Body::AskMove { path, strategy, token, reason } if leader => {
+                self.lead_asked_move(path, strategy, token, reason, now_ns);
+            }
+            Body::Switched { lane, sent } => self.handle_switched(lane, sent),
+            Body::Retired { lane } => self.handle_retired(lane, now_ns),
+            Body::Memory { round, offers } => self.handle_memory(round, offers),
+            Body::MemoryTaken { round } => self.handle_memory_taken(round),
+            Body::Close { reason } => {
+                if !matches!(self.phase, Phase::Closing { .. }) {
+                    self.send(Body::Close { reason: "closed by the other side".into() });
+                }
+                let error = FabricError::new(crate::Fault::Closed, format!("the peer closed the connection: {reason}"));
+                self.end(error);
+            }
+            other => {
+                let error = FabricError::peer(format!(
+                    "the peer said what only the other role may say ({}): both sides think that they {}",
+                    name(&other),
+                    if leader { "lead" } else { "follow" }
+                ));
+                self.send(Body::Close { reason: error.message.clone() });
+                self.end(error);
+            }
+        }
+    }
+
+    fn handle_channel_up(&mut self, now_ns: u64) {
+        self.channel = true;
+        self.redial_at = None;
+        self.redial.reset();
+        match self.setup.role {
+            Role::Leader => self.lead_resume(now_ns),
+            Role::Follower => self.follow_resume(now_ns),
+        }
+        self.repeat_keys();
+    }
+
+    fn handle_channel_down(&mut self, reason: String, now_ns: u64) {
+        self.channel = false;
+        if let Phase::Closing { reason } = &self.phase {
+            let error = FabricError::new(crate::Fault::Closed, format!("closed: {reason}"));
+            self.end(error);
+            return;
+        }
+        if self.setup.role == Role::Leader && self.redial_at.is_none() {
+            self.redial_at = Some(now_ns.saturating_add(self.redial.pause_ns(&self.setup.patience)));
+        }
+        if self.lane.is_none() || self.give_up_at.is_some() {
+            self.trouble = reason;
+        }
+    }
+
+    fn handle_drained(&mut self, drained: Drained, now_ns: u64) {
+        let all = self.drained.get_or_insert_default();
+        all.received = drained.received;
+        all.executed.extend(drained.executed);
+        match self.setup.role {
+            Role::Leader => self.lead_drained(now_ns),
+            Role::Follower => self.follow_drained(now_ns),
+        }
+    }
+
+    pub(super) fn handle_broken(&mut self, lane: LaneId, reason: String, now_ns: u64) {
+        match self.setup.role {
+            Role::Leader => self.lead_broken(lane, reason, now_ns),
+            Role::Follower => self.follow_broken(lane, reason, now_ns),
+        }
+    }
+
+    fn handle_step_timeout(&mut self, now_ns: u64) {
+        match &self.phase {
+            Phase::Closing { reason } => {
+                let error = FabricError::new(crate::Fault::Closed, format!("closed: {reason}"));
+                self.end(error);
+            }
+            Phase::HandingOver(over) => {
+                let lane = over.lane;
+                self.handle_broken(lane, "the hand-over to the new path did not end in time".into(), now_ns);
+            }
+            _ => match self.setup.role {
+                Role::Leader => self.lead_timeout(now_ns),
+                Role::Follower => self.follow_timeout(now_ns),
+            },
+        }
+    }
+
+    fn handle_move(&mut self, change: Change, now_ns: u64) {
+        if !self.has_authority(change.token) {
+            return;
+        }
+        match self.setup.role {
+            Role::Leader => self.lead_move(change, false, now_ns),
+            Role::Follower => self.follow_ask_move(change, now_ns),
+        }
+    }
+
+    fn handle_close(&mut self, reason: String, token: Option<FencingToken>, now_ns: u64) {
+        if let Some(token) = token
+            && !self.has_authority(token)
+        {
+            return;
+        }
+        if self.channel {
+            self.send(Body::Close { reason: reason.clone() });
+            self.step_at = Some(now_ns.saturating_add(self.setup.patience.close_ns));
+            self.phase = Phase::Closing { reason };
+        } else {
+            self.end(FabricError::new(crate::Fault::Closed, format!("closed: {reason}")));
+        }
+        if let Some(token) = token {
+            self.answer(token, OrderResult::Done { generation: self.generation, pause_us: 0 });
+        }
+    }
+
+    /// Looks at a token and remembers it; answers the order if it is too low.
+    pub(super) fn has_authority(&mut self, token: FencingToken) -> bool {
+        if token < self.highest {
+            self.answer(token, OrderResult::Fenced { highest: self.highest });
+            return false;
+        }
+        self.highest = token;
+        true
+    }
+
+    /// Keeps an order until the present change has ended.
+    pub(super) fn wait_with(&mut self, change: Change, asked_by_peer: bool) {
+        if self.waiting.len() >= MAX_WAITING {
+            let reason = format!("{MAX_WAITING} orders wait for the present change to end already");
+            self.refuse_move(change.token, asked_by_peer, reason);
+        } else {
+            self.waiting.push_back((change, asked_by_peer));
+        }
+    }
+
+    /// A move did not come about: says so to who wanted it.
+    pub(super) fn refuse_move(&mut self, token: FencingToken, asked_by_peer: bool, reason: String) {
+        if asked_by_peer {
+            self.send(Body::MoveRefused { token, reason });
+        } else {
+            self.roll_back(token, reason);
+        }
+    }
+
+    pub(super) fn roll_back(&mut self, token: FencingToken, reason: String) {
+        self.answer(token, OrderResult::RolledBack { reason });
+    }
+
+    pub(super) fn answer(&mut self, token: FencingToken, result: OrderResult) {
+        self.push(Action::Answer { token, result });
+    }
+
+    /// Data flows: the change has ended.
+    pub(super) fn up(&mut self, now_ns: u64) {
+        self.phase = Phase::Up;
+        self.step_at = None;
+        self.give_up_at = None;
+        self.drained = None;
+        self.backoff.reset();
+        self.report(ConnectionState::Up);
+        if let Some((change, asked_by_peer)) = self.waiting.pop_front() {
+            match self.setup.role {
+                Role::Leader => self.lead_move(change, asked_by_peer, now_ns),
+                Role::Follower => self.follow_ask_move(change, now_ns),
+            }
+        }
+    }
+
+    /// It is over, for this reason.
+    pub(super) fn end(&mut self, error: FabricError) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for (change, asked_by_peer) in waiting {
+            if !asked_by_peer {
+                self.roll_back(change.token, "the connection was closed".into());
+            }
+        }
+        if let Some((change, _)) = self.asked_move.take() {
+            self.roll_back(change.token, "the connection was closed".into());
+        }
+        if let Some((token, false)) = self.move_under_way() {
+            self.roll_back(token, "the connection was closed".into());
+        }
+        self.phase = Phase::Closed;
+        (self.step_at, self.give_up_at, self.redial_at, self.keys.revoke_at) = (None, None, None, None);
+        self.report(ConnectionState::Closed);
+        self.push(Action::Closed(error));
+    }
+
+    /// The order that is being carried out, and whether the peer wanted it.
+    fn move_under_way(&self) -> Option<(FencingToken, bool)> {
+        match &self.phase {
+            Phase::Making(attempt) | Phase::Asking(attempt, _) | Phase::Readying(attempt, _) => {
+                attempt.change.as_ref().map(|change| (change.token, attempt.asked_by_peer))
+            }
+            Phase::HandingOver(over) => over.token.map(|token| (token, over.asked_by_peer)),
+            _ => None,
+        }
+    }
+
+    /// Takes back what is known of a move when a rebuild comes in between: the rebuild takes its path only if it was committed.
+    pub(super) fn drop_move(&mut self, reason: &str) {
+        if let Some((token, asked_by_peer)) = self.move_under_way() {
+            self.refuse_move(token, asked_by_peer, reason.into());
+        }
+    }
+
+    pub(super) fn step(&mut self, now_ns: u64) {
+        self.step_at = Some(now_ns.saturating_add(self.setup.patience.step_ns));
+    }
+
+    pub(super) fn begin_to_give_up(&mut self, now_ns: u64) {
+        if self.give_up_at.is_none() && self.setup.patience.give_up_ns != u64::MAX {
+            self.give_up_at = Some(now_ns.saturating_add(self.setup.patience.give_up_ns));
+        }
+    }
+
+    pub(super) fn report(&mut self, state: ConnectionState) {
+        if self.state != Some(state) {
+            self.state = Some(state);
+            self.generation += 1;
+            self.push(Action::Report(state));
+        }
+    }
+
+    pub(super) fn send(&mut self, body: Body) {
+        if self.channel {
+            self.push(Action::Send(body));
+        }
+    }
+
+    pub(super) fn push(&mut self, action: Action) {
+        self.out.push_back(action);
+    }
+
+    /// The newest lane on which anything may have been posted.
+    pub(super) fn newest_lane(&self) -> Option<LaneId> {
+        match &self.phase {
+            Phase::HandingOver(over) => Some(over.lane),
+            _ => self.lane,
+        }
+    }
+
+    /// Whether a lane still carries something: the one in use, and in a hand-over the one before.
+    pub(super) fn is_live(&self, lane: LaneId) -> bool {
+        match &self.phase {
+            Phase::HandingOver(over) => lane == over.lane || Some(lane) == over.before,
+            _ => Some(lane) == self.lane,
+        }
+    }
+}
+
+fn name(body: &Body) -> &'static str {
+    match body {
+        Body::Begin(_) => "begin",
+        Body::Accept(_) => "accept",
+        Body::Commit { .. } => "commit",
+        Body::Abort { .. } => "abort",
+        Body::Refuse { .. } => "refuse",
+        Body::Broken { .. } => "broken",
+        Body::AskMove { .. } => "ask-move",
+        Body::MoveRefused { .. } => "move-refused",
+        Body::Switched { .. } => "switched",
+        Body::Retired { .. } => "retired",
+        Body::Memory { .. } => "memory",
+        Body::MemoryTaken { .. } => "memory-taken",
+        Body::Close { .. } => "close",
+    }
+}
