@@ -59,6 +59,8 @@ const FENCES: &[Fence] = &[
             "crates/fabric/src/cache/watch.rs",
             "crates/ibv/",
             "crates/cli/src/command/run/program.rs",
+            "crates/fabric/src/endpoint/descriptor.rs",
+            "crates/fabric/src/endpoint/tests/fake.rs",
             "crates/preload/",
             "crates/rdmacm/",
             "crates/sim/src/station.rs",

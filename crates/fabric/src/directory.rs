@@ -148,3 +148,27 @@ pub trait Directory: Send + Sync + Debug {
     /// Answers an order.
     fn answer(&self, order: &Order, result: OrderResult);
 }
+
+/// No control plane: nothing is published, nothing is known, everything is allowed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoDirectory;
+
+impl Directory for NoDirectory {
+    fn publish(&self, _: ConnectionRecord) {}
+
+    fn offer(&self, _: ServiceAddress) {}
+
+    fn resolve(&self, _: &str) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
+
+    fn may_connect(&self, _: &str, _: &str) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn next_order(&self) -> Option<Order> {
+        None
+    }
+
+    fn answer(&self, _: &Order, _: OrderResult) {}
+}

@@ -455,6 +455,10 @@ impl Context for SoftwareContext {
         self.inner.supports(qp_type, kind)
     }
 
+    fn rq_psn_is_executed_prefix(&self) -> bool {
+        self.inner.rq_psn_is_executed_prefix()
+    }
+
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
         self.inner.alloc_pd()
     }

@@ -74,6 +74,12 @@ pub trait Context: Send + Sync + Debug {
         op_allowed(qp_type, kind)
     }
 
+    /// Whether `rq_psn` of a QP in ERR says exactly which requests of its peer were executed: all before it, none from it on. A
+    /// device may have fetched more than it executed, so by default it does not.
+    fn rq_psn_is_executed_prefix(&self) -> bool {
+        false
+    }
+
     /// Makes a protection domain.
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
     /// Makes a completion channel.

@@ -1,5 +1,6 @@
 //! How connections are made and how patient they are. Every field says its unit, default, and what happens at its ends. It decides nothing itself.
 
+use crate::error::FabricError;
 use crate::session::Patience;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub struct Config {
     pub receives: u32,
     /// Bytes of each of them: the longest message that can be received. Default 4096.
     pub receive_bytes: u32,
+    /// Whether all connections of a fabric take their receives from one pool of this size. Default false: each has its own.
+    pub share_receives: bool,
     /// How blocking calls wait. Default: 20 µs of polling, then sleep.
     pub waiting: Waiting,
     /// Local ACK timeout of the QP, 4.096 µs × 2^timeout. Default 14 (67 ms); 0 waits for ever and never notices a dead path.
@@ -57,6 +60,7 @@ impl Default for Config {
             max_rd_atomic: 16,
             receives: 256,
             receive_bytes: 4096,
+            share_receives: false,
             waiting: Waiting::Adaptive(Duration::from_micros(20)),
             timeout: 14,
             retry_cnt: 7,
@@ -66,5 +70,29 @@ impl Default for Config {
             patience: Patience::default(),
             trust_unproven_peers: false,
         }
+    }
+}
+
+impl Config {
+    /// Looks at it before anything is made.
+    pub(crate) fn check(&self, attr: &scalefabric_verbs::DeviceAttr) -> Result<(), FabricError> {
+        let most = attr.max_qp_wr.saturating_sub(3);
+        if self.depth == 0 || self.depth > most {
+            return Err(FabricError::misuse(format!(
+                "depth {} is not 1 to {most}, the device's max_qp_wr less 3",
+                self.depth
+            )));
+        }
+        if self.dscp > 63 {
+            return Err(FabricError::misuse(format!("dscp {} has more than 6 bits", self.dscp)));
+        }
+        for (name, value, most) in
+            [("timeout", self.timeout, 31), ("retry_cnt", self.retry_cnt, 7), ("min_rnr_timer", self.min_rnr_timer, 31)]
+        {
+            if value > most {
+                return Err(FabricError::misuse(format!("{name} {value} is more than {most}")));
+            }
+        }
+        Ok(())
     }
 }

@@ -1,11 +1,18 @@
 //! The fabric of a process: a provider, its exchanges, its directory, and one thread of service for channels, timers and asynchronous events. Data
 //! never waits for that thread.
 
-use super::{Config, Connection, Listener};
-use crate::directory::Directory;
+use super::config::Config;
+use super::connection::Connection;
+use super::hub::Hub;
+use super::link::lock;
+use super::listener::Listener;
+use super::service::{self, Keeper, Parts, RotateKeys};
+use super::wait::block_on;
+use crate::directory::{Directory, NoDirectory};
 use crate::error::FabricError;
 use crate::exchange::Exchange;
-use scalefabric_verbs::Provider;
+use crate::path::Path;
+use scalefabric_verbs::{Context, ProtectionDomain, Provider};
 use std::sync::Arc;
 
 /// Where to connect to.
@@ -22,8 +29,14 @@ pub enum Target {
     },
 }
 
+impl Target {
+    /// A service at an exchange's address.
+    pub fn at(exchange: impl Into<String>, service: impl Into<String>) -> Self {
+        Self::Address { exchange: exchange.into(), service: service.into() }
+    }
+}
+
 /// Builds a [`Fabric`].
-#[derive(Debug)]
 pub struct Builder {
     provider: Arc<dyn Provider>,
     exchanges: Vec<Arc<dyn Exchange>>,
@@ -32,6 +45,13 @@ pub struct Builder {
     config: Config,
     node: Option<String>,
     device: Option<String>,
+    rotate: Option<Arc<RotateKeys>>,
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder").field("listen", &self.listen).field("device", &self.device).finish_non_exhaustive()
+    }
 }
 
 impl Builder {
@@ -77,15 +97,40 @@ impl Builder {
         self
     }
 
+    /// How the keys of this process's memory are rotated when the control plane orders it: registers memory anew, offers it on its connections
+    /// ([`Connection::rotate`]), withdraws the old keys. Default: such orders are answered as not carried out.
+    #[must_use]
+    pub fn rotate_with(mut self, rotate: Arc<RotateKeys>) -> Self {
+        self.rotate = Some(rotate);
+        self
+    }
+
     /// Opens the device, listens, starts the thread.
     pub fn build(self) -> Result<Fabric, FabricError> {
-        Err(FabricError::environment("not built yet"))
+        let hub = Hub::open(&*self.provider, self.device.as_deref())?;
+        self.config.check(&hub.attr)?;
+        let keeper = service::start(Parts {
+            node: self.node.unwrap_or_else(host_name),
+            hub,
+            config: self.config,
+            directory: self.directory.unwrap_or_else(|| Arc::new(NoDirectory)),
+            exchanges: self.exchanges,
+            listen: self.listen,
+            rotate: self.rotate,
+        })?;
+        Ok(Fabric { keeper })
     }
 }
 
-/// The fabric of a process. A handle: clones are the same. The thread ends when the last one is gone.
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "localhost".into(), |name| name.trim().into())
+}
+
+/// The fabric of a process. A handle: clones are the same. Its thread ends when the last handle, connection and listener are gone.
 #[derive(Clone, Debug)]
-pub struct Fabric {}
+pub struct Fabric {
+    keeper: Arc<Keeper>,
+}
 
 impl Fabric {
     /// Begins to build one.
@@ -98,36 +143,63 @@ impl Fabric {
             config: Config::default(),
             node: None,
             device: None,
+            rotate: None,
         }
     }
 
     /// The open device.
-    pub fn context(&self) -> &Arc<dyn scalefabric_verbs::Context> {
-        unreachable!("not built yet")
+    pub fn context(&self) -> &Arc<dyn Context> {
+        &self.keeper.shared.hub.context
     }
 
     /// The protection domain of all connections: memory for them is registered here.
-    pub fn protection_domain(&self) -> &Arc<dyn scalefabric_verbs::ProtectionDomain> {
-        unreachable!("not built yet")
+    pub fn protection_domain(&self) -> &Arc<dyn ProtectionDomain> {
+        &self.keeper.shared.hub.pd
     }
 
     /// Addresses at which this process can be reached, with their schemes and the ports that were really taken.
     pub fn addresses(&self) -> Vec<String> {
-        Vec::new()
+        lock(&self.keeper.shared.addresses).clone()
     }
 
     /// Offers a service. Misuse if it is offered already, or if the fabric listens nowhere.
-    pub fn listen(&self, _service: &str) -> Result<Listener, FabricError> {
-        Err(FabricError::environment("not built yet"))
+    pub fn listen(&self, service: &str) -> Result<Listener, FabricError> {
+        Listener::new(&self.keeper, service)
     }
 
     /// Connects, waiting until data can flow or [`crate::session::Patience::connect_ns`] has passed.
-    pub fn connect(&self, _target: &Target) -> Result<Connection, FabricError> {
-        Err(FabricError::environment("not built yet"))
+    pub fn connect(&self, target: &Target) -> Result<Connection, FabricError> {
+        block_on(self.connect_async(target))
     }
 
     /// As [`Fabric::connect`], for any executor.
-    pub async fn connect_async(&self, _target: &Target) -> Result<Connection, FabricError> {
-        Err(FabricError::environment("not built yet"))
+    pub async fn connect_async(&self, target: &Target) -> Result<Connection, FabricError> {
+        self.connect_on(target, None).await
+    }
+
+    /// As [`Fabric::connect_async`], on this path to begin with.
+    pub async fn connect_on(&self, target: &Target, path: Option<Path>) -> Result<Connection, FabricError> {
+        let shared = &self.keeper.shared;
+        let places = match target {
+            Target::Address { exchange, service } => vec![(exchange.clone(), service.clone(), path)],
+            Target::Service(service) => {
+                let known = shared.directory.resolve(service);
+                known
+                    .into_iter()
+                    .map(|place| (place.exchange, service.clone(), path.clone().or(place.paths.into_iter().next())))
+                    .collect()
+            }
+        };
+        let mut last =
+            FabricError::unreachable(format!("nobody is known to offer {target:?}: name an exchange's address"));
+        for (exchange, service, path) in places {
+            let up = shared.connect(&self.keeper, &exchange, &service, path)?;
+            match up.await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => last = error.during(format!("cannot connect to `{service}` at {exchange}")),
+                Err(_) => last = FabricError::environment("the fabric's thread is gone"),
+            }
+        }
+        Err(last)
     }
 }

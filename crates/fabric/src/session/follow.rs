@@ -28,6 +28,11 @@ impl Session {
         if self.lane.is_some_and(|lane| begin.lane <= lane) {
             return; // Old.
         }
+        if begin.lane <= self.last_lane {
+            // It was begun here once and came to nothing. The leader may have heard Accept of the QP that is gone: never two QPs for one number.
+            return self.refuse(begin.lane, "this lane was taken back: begin another".into());
+        }
+        self.last_lane = begin.lane;
         match begin.purpose {
             Purpose::Connect => {
                 self.discard_attempt();
@@ -77,7 +82,11 @@ impl Session {
         if begin.purpose == Purpose::Rebuild {
             let Some(drained) = begin.drained.clone() else {
                 self.push(Action::Discard { lane });
-                return self.follow_failed(lane, "the rebuild does not say what the leader had received".into(), now_ns);
+                return self.follow_failed(
+                    lane,
+                    "the rebuild does not say what the leader had received".into(),
+                    now_ns,
+                );
             };
             self.push(Action::Resolve(drained));
         }
@@ -205,7 +214,9 @@ impl Session {
 
     pub(super) fn follow_broken(&mut self, lane: LaneId, reason: String, now_ns: u64) {
         let attempt = match &self.phase {
-            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _) => Some(begin.lane),
+            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _) => {
+                Some(begin.lane)
+            }
             _ => None,
         };
         if attempt == Some(lane) {

@@ -16,8 +16,8 @@ impl Session {
     }
 
     fn make_for(&mut self, purpose: Purpose, change: Option<Change>, asked_by_peer: bool, now_ns: u64) {
-        self.last_lane += 1;
-        let lane = LaneId(self.last_lane);
+        self.last_lane = LaneId(self.last_lane.0 + 1);
+        let lane = self.last_lane;
         let path = match (&change, purpose) {
             (Some(change), _) => Some(change.path.clone()),
             (None, Purpose::Connect) => self.setup.path.clone(),
@@ -108,7 +108,8 @@ impl Session {
             }
             // The peer knows nothing of the connection: it was started anew.
             _ if for_good => self.end(FabricError::peer(format!("the peer refuses: {reason}"))),
-            _ => {}
+            // It accepted, and lost its QP before it heard that the lane was decided.
+            _ => self.handle_broken(lane, format!("the peer lost its QP: {reason}"), now_ns),
         }
     }
 
@@ -125,7 +126,8 @@ impl Session {
             }
             Phase::Making(_) => self.take_back("the QP could not be made in time".into(), now_ns),
             Phase::Asking(..) => {
-                let why = if self.channel { "the peer did not answer in time" } else { "there is no channel to the peer" };
+                let why =
+                    if self.channel { "the peer did not answer in time" } else { "there is no channel to the peer" };
                 let why = if self.channel { why.into() } else { format!("{why}: {}", self.trouble) };
                 self.take_back(why, now_ns);
             }
@@ -136,7 +138,9 @@ impl Session {
 
     /// The lane that was begun does not come about: back to what was, or another try.
     fn take_back(&mut self, reason: String, now_ns: u64) {
-        let (Phase::Making(attempt) | Phase::Asking(attempt, _) | Phase::Readying(attempt, _)) = &self.phase else { return };
+        let (Phase::Making(attempt) | Phase::Asking(attempt, _) | Phase::Readying(attempt, _)) = &self.phase else {
+            return;
+        };
         let attempt = attempt.clone();
         self.push(Action::Discard { lane: attempt.lane });
         self.send(Body::Abort { lane: attempt.lane, reason: reason.clone() });
@@ -226,7 +230,8 @@ impl Session {
         self.highest = token;
         // Its own path stays, and leads to the peer's new place.
         let Some(mut own) = self.setup.path.clone() else {
-            return self.send(Body::MoveRefused { token, reason: "the leading side does not know its path yet".into() });
+            return self
+                .send(Body::MoveRefused { token, reason: "the leading side does not know its path yet".into() });
         };
         own.dgid = path.sgid;
         own.flow_label = path.flow_label;

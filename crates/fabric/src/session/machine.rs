@@ -102,8 +102,8 @@ pub struct Session {
     pub(super) phase: Phase,
     /// The lane that is the connection's: committed.
     pub(super) lane: Option<LaneId>,
-    /// Leader: the last number given.
-    pub(super) last_lane: u64,
+    /// Leader: the last number given. Follower: the last that was begun.
+    pub(super) last_lane: LaneId,
     pub(super) channel: bool,
     redial_at: Option<u64>,
     /// End of the present step.
@@ -135,7 +135,7 @@ impl Session {
             redial: Backoff::new(!seed),
             phase: Phase::New,
             lane: None,
-            last_lane: 0,
+            last_lane: LaneId(0),
             channel: false,
             redial_at: None,
             step_at: None,

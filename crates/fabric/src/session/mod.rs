@@ -16,7 +16,9 @@ mod patience;
 
 pub use act::{Action, Change, Input};
 pub use machine::{Role, Session, Setup};
-pub use message::{Accept, Begin, Body, Drained, LaneId, MemoryOffer, Message, Purpose, QpOffer, Strategy, VERSION};
+pub use message::{
+    Accept, Begin, Body, Drained, LaneId, MAX_OFFERS, MemoryOffer, Message, Purpose, QpOffer, Strategy, VERSION,
+};
 pub use patience::{Backoff, Patience};
 
 #[cfg(test)]

@@ -163,6 +163,11 @@ impl Context for NicContext {
         self.core().config().rules.supports(qp_type, kind)
     }
 
+    /// A responder executes a packet as it takes it.
+    fn rq_psn_is_executed_prefix(&self) -> bool {
+        true
+    }
+
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
         self.core().home().check("device")?;
         self.core().check_verb(Verb::AllocPd)?;

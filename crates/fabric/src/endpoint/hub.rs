@@ -1,0 +1,65 @@
+//! The open device of a fabric and what all connections on it share: the protection domain, limits, ports and their GIDs. It holds no connection.
+
+use super::gid::{self, Want};
+use crate::error::FabricError;
+use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PortState, ProtectionDomain, Provider};
+use std::sync::Arc;
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub device: String,
+    pub context: Arc<dyn Context>,
+    pub pd: Arc<dyn ProtectionDomain>,
+    pub attr: DeviceAttr,
+}
+
+impl Hub {
+    /// Opens a device; `None`: the first with an active port.
+    pub fn open(provider: &dyn Provider, device: Option<&str>) -> Result<Self, FabricError> {
+        let context = match device {
+            Some(name) => provider.open(name)?,
+            None => Self::first_active(provider)?,
+        };
+        let (pd, attr) = (context.alloc_pd()?, context.query_device()?);
+        Ok(Self { device: context.device().name, context, pd, attr })
+    }
+
+    fn first_active(provider: &dyn Provider) -> Result<Arc<dyn Context>, FabricError> {
+        let mut seen = Vec::new();
+        for info in provider.devices()? {
+            match provider.open(&info.name) {
+                Ok(context) => {
+                    let ports = context.query_device()?.phys_port_cnt;
+                    if (1..=ports).any(|port| context.query_port(port).is_ok_and(|p| p.state == PortState::Active)) {
+                        return Ok(context);
+                    }
+                    seen.push(format!("{} (no active port)", info.name));
+                }
+                Err(error) => seen.push(format!("{} ({})", info.name, error.message)),
+            }
+        }
+        let seen = if seen.is_empty() { "there is no RDMA device".into() } else { seen.join(", ") };
+        Err(FabricError::environment(format!("no device has an active port: {seen}; name one, or bring a port up")))
+    }
+
+    /// The GID table as it is now, active ports first.
+    pub fn gids(&self) -> Result<Vec<GidEntry>, FabricError> {
+        let mut table = self.context.query_gid_table()?;
+        table.sort_by_key(|entry| !self.is_active(entry.port_num));
+        Ok(table)
+    }
+
+    /// The GID that means what is wanted.
+    pub fn choose(&self, want: &Want) -> Result<GidEntry, FabricError> {
+        gid::choose(&self.device, &self.gids()?, want).cloned()
+    }
+
+    pub fn is_active(&self, port_num: u8) -> bool {
+        self.context.query_port(port_num).is_ok_and(|port| port.state == PortState::Active)
+    }
+
+    pub fn mtu(&self, port_num: u8) -> Result<Mtu, FabricError> {
+        Ok(self.context.query_port(port_num)?.active_mtu)
+    }
+}

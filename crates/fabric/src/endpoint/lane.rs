@@ -1,0 +1,227 @@
+//! Lanes as QPs: made on a path, taken to RTS towards the peer's QP, stopped and drained. It chooses GIDs by meaning and decides nothing else.
+
+use super::config::Config;
+use super::gid::Want;
+use super::hub::Hub;
+use super::link::{Link, lock};
+use super::operation::MAX_PIECES;
+use super::send::{MARKER, Outlet};
+use crate::error::FabricError;
+use crate::path::Path;
+use crate::session::{Drained, LaneId, QpOffer};
+use scalefabric_verbs::{
+    AccessFlags, AddressVector, Gid, Mtu, Psn, QpAttr, QpCap, QpInit, QpType, Qpn, QueuePair, SendFlags, SendOp, SendWr,
+};
+use std::sync::Arc;
+
+/// What a peer may do through a connection's QP; what it really may touch is said by keys.
+const RIGHTS: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
+
+/// One lane's QP.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub id: LaneId,
+    pub qp: Arc<dyn QueuePair>,
+    pub path: Path,
+    sgid_index: u8,
+    psn: u32,
+    mtu: Mtu,
+    max_rd_atomic: u8,
+}
+
+/// Where a lane is to be made.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    /// This path, if one is wanted.
+    pub path: Option<Path>,
+    /// The path in use, which is taken again while its port is active.
+    pub present: Option<Path>,
+    /// The peer's GID, as far as it is known.
+    pub peer: Option<Gid>,
+}
+
+impl Lane {
+    /// Makes a QP in INIT.
+    pub fn make(link: &Link, id: LaneId, place: &Place, psn: u32) -> Result<(Self, QpOffer), FabricError> {
+        let (hub, config) = (&*link.hub, &link.config);
+        let path = choose_path(hub, config, place)?;
+        let entry = hub.choose(&Want { gid: Some(path.sgid), port_num: Some(path.port_num), ..Want::default() })?;
+        let sgid_index = u8::try_from(entry.gid_index)
+            .map_err(|_| FabricError::environment(format!("GID index {} is beyond 255", entry.gid_index)))?;
+        let cap = QpCap {
+            // A marker at its end, and a signal in a hand-over.
+            max_send_wr: config.depth + 3,
+            max_recv_wr: 0,
+            max_send_sge: MAX_PIECES as u32,
+            max_recv_sge: 0,
+            max_inline_data: lock(&link.sender).bounds.max_inline as u32,
+        };
+        let (send_cq, recv_cq) = (lock(&link.sender).cq.clone(), lock(&link.receiver).cq.clone());
+        let srq = Some(link.pool.srq.clone());
+        let qp = hub.pd.create_qp(&QpInit { qp_type: QpType::Rc, send_cq, recv_cq, srq, cap, sq_sig_all: false })?;
+        let (attr, mask) = QpAttr::init(QpType::Rc, path.port_num, RIGHTS);
+        qp.modify(&attr, mask)?;
+        let mtu = hub.mtu(path.port_num)?;
+        let limit = |most: u32| config.max_rd_atomic.min(u8::try_from(most).unwrap_or(u8::MAX));
+        let offer = QpOffer {
+            qp_num: qp.qp_num().get(),
+            psn,
+            gid: std::net::Ipv6Addr::from(path.sgid.0),
+            mtu: mtu.bytes(),
+            max_dest_rd_atomic: limit(hub.attr.max_qp_rd_atom),
+            max_rd_atomic: limit(hub.attr.max_qp_init_rd_atom),
+            receive_bytes: link.pool.bytes,
+            receives: link.pool.receives,
+            port: format!("{} port {}", path.device, path.port_num),
+            srq_num: None,
+        };
+        lock(&link.receiver).add(id, qp.qp_num().get());
+        Ok((Self { id, qp, path, sgid_index, psn, mtu, max_rd_atomic: offer.max_rd_atomic }, offer))
+    }
+
+    /// Takes it to RTS towards the peer's QP.
+    pub fn ready(&mut self, link: &Link, peer: &QpOffer) -> Result<(), FabricError> {
+        let (hub, config) = (&*link.hub, &link.config);
+        let peer_mtu =
+            Mtu::from_bytes(peer.mtu).ok_or_else(|| FabricError::peer(format!("mtu {} is none", peer.mtu)))?;
+        self.mtu = self.mtu.min(peer_mtu);
+        self.path.dgid = Gid(peer.gid.octets());
+        let mut av = AddressVector::new(self.path.port_num, self.sgid_index, self.path.dgid);
+        av.flow_label = self.path.flow_label;
+        av.traffic_class = self.path.dscp << 2;
+        let (mut rtr, mask) = QpAttr::rtr(QpType::Rc, Qpn::new(peer.qp_num), Psn::new(peer.psn), self.mtu, av);
+        rtr.max_dest_rd_atomic = config.max_rd_atomic.min(u8::try_from(hub.attr.max_qp_rd_atom).unwrap_or(u8::MAX));
+        rtr.min_rnr_timer = config.min_rnr_timer;
+        self.qp.modify(&rtr, mask)?;
+        self.max_rd_atomic = self.max_rd_atomic.min(peer.max_dest_rd_atomic);
+        let (mut rts, mask) = QpAttr::rts(QpType::Rc, Psn::new(self.psn));
+        rts.max_rd_atomic = self.max_rd_atomic;
+        (rts.timeout, rts.retry_cnt) = (config.timeout, config.retry_cnt);
+        self.qp.modify(&rts, mask)?;
+        let mut sender = lock(&link.sender);
+        sender.bounds.peer_receive_bytes = peer.receive_bytes;
+        sender.bounds.max_rd_atomic = self.max_rd_atomic;
+        Ok(())
+    }
+
+    /// How it is posted on.
+    pub fn outlet(&self) -> Outlet {
+        Outlet {
+            lane: self.id,
+            qp: self.qp.clone(),
+            psn: self.psn,
+            mtu: self.mtu.bytes(),
+            max_rd_atomic: self.max_rd_atomic,
+        }
+    }
+
+    /// Destroys it. Whatever was posted is gone.
+    pub fn destroy(self) {
+        let (attr, mask) = QpAttr::error();
+        let _ = self.qp.modify(&attr, mask);
+        // A handle that is in use for a moment longer keeps it; it is destroyed with the last one.
+        let _ = self.qp.destroy();
+    }
+
+    /// To ERR, and a marker behind everything that was posted.
+    fn fail(&self) -> Result<bool, FabricError> {
+        let (attr, mask) = QpAttr::error();
+        self.qp.modify(&attr, mask)?;
+        let mut wr = SendWr::new(MARKER, SendOp::Send);
+        wr.flags = SendFlags::SIGNALED;
+        Ok(self.qp.post_send(std::slice::from_ref(&wr)).is_ok())
+    }
+}
+
+fn choose_path(hub: &Hub, config: &Config, place: &Place) -> Result<Path, FabricError> {
+    if let Some(path) = &place.path {
+        if path.device != hub.device {
+            return Err(FabricError::misuse(format!(
+                "the path is on device {}, the connection's memory is registered with {}: open a fabric for each device",
+                path.device, hub.device
+            )));
+        }
+        return Ok(path.clone());
+    }
+    let present = place.present.clone().filter(|path| {
+        let same = Want { gid: Some(path.sgid), port_num: Some(path.port_num), ..Want::default() };
+        hub.is_active(path.port_num) && hub.choose(&same).is_ok()
+    });
+    if let Some(path) = present {
+        return Ok(path);
+    }
+    let entry = hub.choose(&Want { peer: place.peer, ..Want::default() })?;
+    Ok(Path {
+        device: hub.device.clone(),
+        port_num: entry.port_num,
+        sgid: entry.gid,
+        dgid: place.peer.unwrap_or(Gid::ZERO),
+        flow_label: 0,
+        dscp: config.dscp,
+    })
+}
+
+/// Other paths that could be taken to the same peer.
+pub(crate) fn alternatives(hub: &Hub, path: &Path) -> Vec<Path> {
+    let Ok(table) = hub.gids() else { return Vec::new() };
+    let usable = table.iter().filter(|entry| {
+        entry.gid_type == scalefabric_verbs::GidType::RoceV2
+            && entry.gid != path.sgid
+            && entry.gid.is_ipv4() == path.dgid.is_ipv4()
+            && super::gid::is_link_local(entry.gid) == super::gid::is_link_local(path.dgid)
+    });
+    usable.map(|entry| Path { port_num: entry.port_num, sgid: entry.gid, ..path.clone() }).collect()
+}
+
+/// Stops lanes: to ERR, all completions taken, and what was received counted. Waits for nobody but the device.
+pub(crate) async fn stop(
+    link: &Link,
+    lanes: &[Lane],
+    last_receive: impl Fn(u32) -> bool,
+) -> Result<Drained, FabricError> {
+    lock(&link.sender).drop_lane();
+    lock(&link.sender).markers = 0;
+    let mut markers = 0;
+    for lane in lanes {
+        markers += usize::from(lane.fail()?);
+    }
+    let drained = || {
+        link.drive()?;
+        let sent = lock(&link.sender).markers >= markers;
+        Ok::<bool, FabricError>(sent && lanes.iter().all(|lane| last_receive(lane.qp.qp_num().get())))
+    };
+    let begun = std::time::Instant::now();
+    let mut looks = 0u32;
+    while !drained()? {
+        looks += 1;
+        if looks < 200 {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        // Some backends do not tell of the last receive; what is in the queue after so long is all there is.
+        if begun.elapsed() > std::time::Duration::from_millis(300) && lock(&link.sender).markers >= markers {
+            break;
+        }
+        if begun.elapsed() > std::time::Duration::from_secs(5) {
+            return Err(FabricError::environment("the device did not flush a QP in ERR within 5 s: open it anew"));
+        }
+    }
+    let mut executed = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let psn = if link.hub.context.rq_psn_is_executed_prefix() {
+            lane.qp.query().ok().map(|(attr, _)| attr.rq_psn.get())
+        } else {
+            None
+        };
+        executed.push((lane.id, psn));
+    }
+    let (received, any) = lock(&link.receiver).stop()?;
+    if any {
+        for waker in lock(&link.receiver).wakers.drain(..) {
+            waker.wake();
+        }
+        link.bell.ring();
+    }
+    Ok(Drained { received, executed })
+}

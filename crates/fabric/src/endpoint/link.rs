@@ -1,0 +1,280 @@
+//! A connection's data path as its handles, its futures and its task share it: a sending and a receiving half, each with its own lock, and who is to be
+//! woken. It is never held up by the task: what the task must know is told over a queue.
+
+use super::completion::Completion;
+use super::config::Config;
+use super::connection::Statistics;
+use super::hub::Hub;
+use super::receive::{Arrival, ReceivePool, Receiver};
+use super::received::Received;
+use super::send::Sender;
+use super::wait::Bell;
+use crate::directory::{ConnectionId, ConnectionRecord, FencingToken, OrderResult};
+use crate::error::FabricError;
+use crate::exchange::{Channel, Identity};
+use crate::session::{Body, Input, MemoryOffer};
+use scalefabric_verbs::CompletionChannel;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+/// What a connection's task is told.
+pub(crate) enum Told {
+    /// For the session.
+    Input(Input),
+    /// An order, and who waits for its answer.
+    Ordered(Input, FencingToken, oneshot::Sender<OrderResult>),
+    /// The peer has dialled again; this is what it said first.
+    Channel(Box<dyn Channel>, Body),
+    /// Somebody waits for events: watch the completion channel.
+    Watch,
+    /// The device tells that a QP is in error.
+    QpFailed(u32, &'static str),
+    /// Somebody wants to know when keys of before may be withdrawn.
+    Offer(Input, oneshot::Sender<()>),
+}
+
+type Handler<T> = Mutex<Option<Box<dyn FnMut(T) + Send>>>;
+
+/// Shared state of a connection.
+pub(crate) struct Link {
+    pub id: ConnectionId,
+    pub service: String,
+    pub config: Config,
+    pub hub: Arc<Hub>,
+    pub channel: Arc<dyn CompletionChannel>,
+    pub sender: Mutex<Sender>,
+    pub receiver: Mutex<Receiver>,
+    pub pool: Arc<ReceivePool>,
+    pub bell: Bell,
+    pub tell: UnboundedSender<Told>,
+    pub record: Mutex<Option<ConnectionRecord>>,
+    pub peer: Mutex<Option<Identity>>,
+    pub statistics: Counters,
+    /// A lane's failure was told already; cleared with the next lane.
+    pub broken_told: AtomicBool,
+    watched: AtomicBool,
+    on_completion: Handler<Completion>,
+    on_message: Handler<Received>,
+    pub has_completion_handler: AtomicBool,
+    /// What this side offers to the peer.
+    pub offers: Mutex<Vec<MemoryOffer>>,
+}
+
+/// What a connection has been through.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub rebuilds: AtomicU64,
+    pub moves: AtomicU64,
+    pub moves_rolled_back: AtomicU64,
+    pub redialled: AtomicU64,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Link {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        id: ConnectionId,
+        service: String,
+        config: Config,
+        hub: Arc<Hub>,
+        pool: Arc<ReceivePool>,
+        tell: UnboundedSender<Told>,
+        bounds: super::log::Bounds,
+    ) -> Result<Arc<Self>, FabricError> {
+        let context = &hub.context;
+        let channel = context.create_comp_channel()?;
+        // Two lanes, a marker and a signal of each.
+        let send_cq = context.create_cq(2 * config.depth + 8, Some(channel.clone()), 0)?;
+        let recv_cq = context.create_cq(pool.receives + 8, Some(channel.clone()), 0)?;
+        let sender = Sender::new(send_cq, config.depth, bounds);
+        Ok(Arc::new(Self {
+            id,
+            service,
+            config,
+            hub,
+            channel,
+            sender: Mutex::new(sender),
+            receiver: Mutex::new(Receiver::new(recv_cq, pool.clone())),
+            pool,
+            bell: Bell::default(),
+            tell,
+            record: Mutex::new(None),
+            peer: Mutex::new(None),
+            statistics: Counters::default(),
+            broken_told: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+            on_completion: Mutex::new(None),
+            on_message: Mutex::new(None),
+            has_completion_handler: AtomicBool::new(false),
+            offers: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// Takes completions of operations. With the lock held; what follows from it is done by [`Link::after_send`].
+    pub fn drive_sender(&self, sender: &mut Sender) -> Result<bool, FabricError> {
+        let found = sender.poll()?;
+        if let Some((lane, status)) = found.broken {
+            self.tell_broken(lane, format!("{} ({})", status.as_str(), status.info().name));
+        }
+        if found.ended {
+            for waker in sender.wakers.drain(..) {
+                waker.wake();
+            }
+            if let Some(round) = sender.keys_are_idle() {
+                let _ = self.tell.send(Told::Input(Input::KeysIdle { round }));
+            }
+        }
+        Ok(found.ended)
+    }
+
+    /// Takes messages.
+    pub fn drive_receiver(&self, receiver: &mut Receiver) -> Result<bool, FabricError> {
+        let found = receiver.poll()?;
+        self.after_receive(receiver, &found);
+        Ok(found.messages)
+    }
+
+    pub fn after_receive(&self, receiver: &mut Receiver, found: &super::receive::Found) {
+        if let Some((lane, status)) = found.broken {
+            self.tell_broken(lane, format!("a receive ended with {} ({})", status.as_str(), status.info().name));
+        }
+        if let Some(lane) = found.received {
+            let _ = self.tell.send(Told::Input(Input::Received { lane }));
+        }
+        if found.messages {
+            for waker in receiver.wakers.drain(..) {
+                waker.wake();
+            }
+        }
+    }
+
+    fn tell_broken(&self, lane: crate::session::LaneId, reason: String) {
+        if !self.broken_told.swap(true, Ordering::AcqRel) {
+            let _ = self.tell.send(Told::Input(Input::Broken { lane, reason }));
+        }
+    }
+
+    /// Looks at both halves and gives handlers what came. For the task, and for whoever wants progress.
+    pub fn drive(&self) -> Result<(), FabricError> {
+        let ended = {
+            let mut sender = lock(&self.sender);
+            self.drive_sender(&mut sender)?
+        };
+        let came = {
+            let mut receiver = lock(&self.receiver);
+            self.drive_receiver(&mut receiver)?
+        };
+        if ended || came {
+            self.bell.ring();
+        }
+        self.run_handlers();
+        Ok(())
+    }
+
+    /// Asks for an event at the next completion.
+    pub fn arm(&self) -> Result<(), FabricError> {
+        self.arm_sender()?;
+        self.arm_receiver()
+    }
+
+    /// The same, of operations only.
+    pub fn arm_sender(&self) -> Result<(), FabricError> {
+        let cq = lock(&self.sender).cq.clone();
+        Ok(cq.req_notify(false)?)
+    }
+
+    /// The same, of messages only.
+    pub fn arm_receiver(&self) -> Result<(), FabricError> {
+        let cq = lock(&self.receiver).cq.clone();
+        Ok(cq.req_notify(false)?)
+    }
+
+    /// Somebody sleeps outside of [`super::wait`]: the task watches the channel from now on.
+    pub fn watch(&self) {
+        if !self.watched.swap(true, Ordering::AcqRel) {
+            let _ = self.tell.send(Told::Watch);
+        }
+    }
+
+    pub fn set_completion_handler(&self, handler: Box<dyn FnMut(Completion) + Send>) {
+        *lock(&self.on_completion) = Some(handler);
+        self.has_completion_handler.store(true, Ordering::Release);
+    }
+
+    pub fn set_message_handler(&self, handler: Box<dyn FnMut(Received) + Send>) {
+        *lock(&self.on_message) = Some(handler);
+        lock(&self.receiver).has_handler = true;
+    }
+
+    /// Gives handlers what waits for them. One thread at a time; who finds another at it leaves the work to it.
+    pub fn run_handlers(&self) {
+        if self.has_completion_handler.load(Ordering::Acquire) {
+            let next = || {
+                let mut one = [Completion::default()];
+                (lock(&self.sender).take_done(&mut one) == 1).then_some(one[0])
+            };
+            self.give(&self.on_completion, next, || lock(&self.sender).has_completions());
+        }
+        if lock(&self.receiver).has_handler {
+            let next = || {
+                let arrival = lock(&self.receiver).next()?;
+                Some(self.received(arrival))
+            };
+            self.give(&self.on_message, next, || lock(&self.receiver).has_messages());
+        }
+    }
+
+    fn give<T>(&self, handler: &Handler<T>, next: impl Fn() -> Option<T>, more: impl Fn() -> bool) {
+        // Who holds it looks again after it has let go, so nothing is left lying.
+        while more() {
+            let Ok(mut handler) = handler.try_lock() else { return };
+            let Some(call) = handler.as_mut() else { return };
+            while let Some(item) = next() {
+                call(item);
+            }
+        }
+    }
+
+    pub fn received(&self, arrival: Arrival) -> Received {
+        Received { pool: self.pool.clone(), arrival }
+    }
+
+    pub fn statistics(&self) -> Statistics {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let sender = lock(&self.sender);
+        Statistics {
+            rebuilds: read(&self.statistics.rebuilds),
+            moves: read(&self.statistics.moves),
+            moves_rolled_back: read(&self.statistics.moves_rolled_back),
+            repeated: sender.repeated,
+            in_doubt: sender.in_doubt,
+            redialled: read(&self.statistics.redialled),
+        }
+    }
+
+    /// Wakes everybody who waits for anything.
+    pub fn wake_all(&self) {
+        for waker in lock(&self.sender).wakers.drain(..) {
+            waker.wake();
+        }
+        for waker in lock(&self.receiver).wakers.drain(..) {
+            waker.wake();
+        }
+        self.bell.ring();
+    }
+
+    pub fn closed(&self) -> Option<FabricError> {
+        lock(&self.sender).closed.clone()
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("id", &self.id).field("service", &self.service).finish_non_exhaustive()
+    }
+}

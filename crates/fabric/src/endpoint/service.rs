@@ -1,0 +1,482 @@
+//! What serves a fabric in the background: one thread that runs the connections' tasks, waits for peers, hears the device's asynchronous events and takes
+//! orders of the directory. Data never waits for it.
+
+use super::config::Config;
+use super::connection::Connection;
+use super::descriptor;
+use super::hub::Hub;
+use super::link::{Link, Told, lock};
+use super::log::Bounds;
+use super::receive::ReceivePool;
+use super::task::{Dial, Task};
+use crate::directory::{ConnectionId, Directory, FencingToken, Order, OrderResult};
+use crate::error::FabricError;
+use crate::exchange::{Channel, Exchange, Listener as PeerListener};
+use crate::session::{Body, Change, Input, LaneId, Message, Purpose, Role, Session, Setup, Strategy, VERSION};
+use scalefabric_verbs::event::EventType;
+use scalefabric_verbs::{EventSubject, Gid};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+/// How often the directory is asked for orders.
+const ORDERS_EVERY: Duration = Duration::from_millis(5);
+
+/// How long a peer that came may take for its first word.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+
+/// Rotates the keys of this process's memory; returns the answer to the order.
+pub type RotateKeys = dyn Fn(FencingToken, Duration) -> OrderResult + Send + Sync;
+
+/// What all tasks of a fabric share.
+pub(crate) struct Shared {
+    pub node: String,
+    pub hub: Arc<Hub>,
+    pub config: Config,
+    pub directory: Arc<dyn Directory>,
+    pub exchanges: Vec<Arc<dyn Exchange>>,
+    pub handle: Handle,
+    pub rotate: Option<Arc<RotateKeys>>,
+    pub addresses: Mutex<Vec<String>>,
+    origin: String,
+    serial: AtomicU64,
+    random: AtomicU64,
+    pool: Mutex<Option<Arc<ReceivePool>>>,
+    links: Mutex<HashMap<ConnectionId, UnboundedSender<Told>>>,
+    qps: Mutex<HashMap<u32, UnboundedSender<Told>>>,
+    last_receives: Mutex<HashSet<u32>>,
+    services: Mutex<HashMap<String, UnboundedSender<Connection>>>,
+    keeper: Mutex<Weak<Keeper>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("node", &self.node).field("origin", &self.origin).finish_non_exhaustive()
+    }
+}
+
+/// Keeps the thread as long as a handle of the application lives.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub shared: Arc<Shared>,
+    stop: Mutex<Option<oneshot::Sender<()>>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(lock(&self.stop).take());
+        // The last handle may be dropped by a handler, on the thread itself.
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a fabric is made of.
+pub(crate) struct Parts {
+    pub node: String,
+    pub hub: Hub,
+    pub config: Config,
+    pub directory: Arc<dyn Directory>,
+    pub exchanges: Vec<Arc<dyn Exchange>>,
+    pub listen: Vec<String>,
+    pub rotate: Option<Arc<RotateKeys>>,
+}
+
+/// Starts the thread; returns when every address listens.
+pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| FabricError::environment(format!("no runtime for the fabric's thread: {error}")))?;
+    let seed = seed();
+    let origin = format!("{}/{}-{:08x}", parts.node, std::process::id(), seed as u32);
+    let shared = Arc::new(Shared {
+        node: parts.node,
+        hub: Arc::new(parts.hub),
+        config: parts.config,
+        directory: parts.directory,
+        exchanges: parts.exchanges,
+        handle: runtime.handle().clone(),
+        rotate: parts.rotate,
+        addresses: Mutex::new(Vec::new()),
+        origin,
+        serial: AtomicU64::new(0),
+        random: AtomicU64::new(seed),
+        pool: Mutex::new(None),
+        links: Mutex::new(HashMap::new()),
+        qps: Mutex::new(HashMap::new()),
+        last_receives: Mutex::new(HashSet::new()),
+        services: Mutex::new(HashMap::new()),
+        keeper: Mutex::new(Weak::new()),
+    });
+    let (stop, stopped) = oneshot::channel();
+    let (began, begun) = std::sync::mpsc::channel();
+    let of_thread = shared.clone();
+    let thread = std::thread::Builder::new()
+        .name("fabric".into())
+        .spawn(move || {
+            runtime.block_on(async {
+                let listening = listen(&of_thread, &parts.listen).await;
+                let ok = listening.is_ok();
+                let _ = began.send(listening);
+                if !ok {
+                    return;
+                }
+                tokio::spawn(hear_events(of_thread.clone()));
+                tokio::spawn(take_orders(of_thread.clone()));
+                let _ = stopped.await;
+                of_thread.close_all().await;
+            });
+        })
+        .map_err(|error| FabricError::environment(format!("no thread for the fabric: {error}")))?;
+    match begun.recv() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Err(error),
+        Err(_) => return Err(FabricError::environment("the fabric's thread ended at once")),
+    }
+    let keeper =
+        Arc::new(Keeper { shared: shared.clone(), stop: Mutex::new(Some(stop)), thread: Mutex::new(Some(thread)) });
+    *lock(&shared.keeper) = Arc::downgrade(&keeper);
+    Ok(keeper)
+}
+
+/// Different for each fabric of each process.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+async fn listen(shared: &Arc<Shared>, addresses: &[String]) -> Result<(), FabricError> {
+    for address in addresses {
+        let (exchange, place) = shared.exchange_of(address)?;
+        let listener = exchange.listen(place).await?;
+        lock(&shared.addresses).push(format!("{}://{}", exchange.scheme(), listener.address()));
+        tokio::spawn(accept(shared.clone(), listener));
+    }
+    Ok(())
+}
+
+async fn accept(shared: Arc<Shared>, mut listener: Box<dyn PeerListener>) {
+    loop {
+        match listener.accept().await {
+            Ok(channel) => {
+                tokio::spawn(greet(shared.clone(), channel));
+            }
+            Err(error) if matches!(error.fault, crate::Fault::Peer | crate::Fault::Unreachable) => {}
+            // The listener is gone; connections live on, new ones cannot be made here.
+            Err(_) => return,
+        }
+    }
+}
+
+/// Hears what a peer that came wants, and leads it to its connection.
+async fn greet(shared: Arc<Shared>, mut channel: Box<dyn Channel>) {
+    let Ok(Ok(bytes)) = tokio::time::timeout(FIRST_WORD, channel.receive()).await else { return };
+    let Ok(message) = Message::parse(&bytes) else { return };
+    let known = lock(&shared.links).get(&message.connection).cloned();
+    if let Some(known) = known {
+        let _ = known.send(Told::Channel(channel, message.body));
+        return;
+    }
+    let refusal = match &message.body {
+        Body::Begin(begin) if begin.purpose == Purpose::Connect => {
+            let service = begin.service.clone();
+            match shared.take_in(message.connection.clone(), &service, channel, message.body) {
+                Ok(()) => return,
+                Err((back, error)) => {
+                    channel = back;
+                    Body::Refuse { lane: LaneId(1), reason: error.message, for_good: true }
+                }
+            }
+        }
+        _ => Body::Close {
+            reason: "this process does not know the connection: it was closed, or the process is a new one".into(),
+        },
+    };
+    let answer = Message { version: VERSION, connection: message.connection, body: refusal };
+    if let Ok(bytes) = answer.emit() {
+        let _ = channel.send(&bytes).await;
+    }
+}
+
+async fn hear_events(shared: Arc<Shared>) {
+    let Some(fd) = descriptor::watch(shared.hub.context.async_fd()) else { return };
+    loop {
+        let Ok(mut guard) = fd.readable().await else { return };
+        guard.clear_ready();
+        while let Ok(Some(event)) = shared.hub.context.get_async_event(Some(Duration::ZERO)) {
+            let EventSubject::QueuePair(qp_num) = event.subject else { continue };
+            let qp_num = qp_num.get();
+            match event.event_type {
+                EventType::QpLastWqeReached => {
+                    if lock(&shared.qps).contains_key(&qp_num) {
+                        lock(&shared.last_receives).insert(qp_num);
+                    }
+                }
+                EventType::QpFatal => shared.tell_qp(qp_num, "the device reports a failed QP"),
+                EventType::QpReqErr => shared.tell_qp(qp_num, "the peer sent a request that is wrong in itself"),
+                EventType::QpAccessErr => shared.tell_qp(qp_num, "the peer touched memory that it may not"),
+                _ => {}
+            }
+        }
+    }
+}
+
+async fn take_orders(shared: Arc<Shared>) {
+    let mut tick = tokio::time::interval(ORDERS_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        while let Some(order) = shared.directory.next_order() {
+            tokio::spawn(carry_out(shared.clone(), order));
+        }
+    }
+}
+
+async fn carry_out(shared: Arc<Shared>, order: Order) {
+    let result = match &order {
+        Order::Move { connection, path, token, reason } => {
+            let change = Change {
+                path: path.clone(),
+                peer_path: None,
+                strategy: Strategy::MakeBeforeBreak,
+                token: *token,
+                reason: reason.clone(),
+            };
+            shared.order(connection, Input::Move(change), *token).await
+        }
+        Order::Close { connection, token, reason } => {
+            let input = Input::Close { reason: reason.clone(), token: Some(*token) };
+            shared.order(connection, input, *token).await
+        }
+        Order::RotateKeys { token, overlap_ms } => match &shared.rotate {
+            Some(rotate) => {
+                let (rotate, token, overlap) = (rotate.clone(), *token, Duration::from_millis(*overlap_ms));
+                // It registers memory anew, which may take its time.
+                let done = tokio::task::spawn_blocking(move || rotate(token, overlap)).await;
+                done.unwrap_or_else(|_| OrderResult::RolledBack { reason: "rotating keys panicked".into() })
+            }
+            None => OrderResult::RolledBack {
+                reason: "no memory of this process takes part in key rotation: give the fabric `rotate_with`".into(),
+            },
+        },
+    };
+    shared.directory.answer(&order, result);
+}
+
+impl Shared {
+    /// The exchange of an address, and the address without its scheme.
+    pub fn exchange_of<'a>(&self, address: &'a str) -> Result<(Arc<dyn Exchange>, &'a str), FabricError> {
+        let known = || self.exchanges.iter().map(|exchange| exchange.scheme()).collect::<Vec<_>>().join(", ");
+        let Some((scheme, place)) = address.split_once("://") else {
+            return Err(FabricError::misuse(format!("`{address}` has no scheme: write one of {}, then ://", known())));
+        };
+        match self.exchanges.iter().find(|exchange| exchange.scheme() == scheme) {
+            Some(exchange) => Ok((exchange.clone(), place)),
+            None => {
+                Err(FabricError::misuse(format!("`{scheme}` is no exchange of this fabric, which has: {}", known())))
+            }
+        }
+    }
+
+    /// A number that is not used twice soon (SplitMix64 over a counter).
+    pub fn random(&self) -> u64 {
+        let mut z = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn next_id(&self) -> ConnectionId {
+        ConnectionId { origin: self.origin.clone(), serial: self.serial.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    fn pool(&self) -> Result<Arc<ReceivePool>, FabricError> {
+        let make = || ReceivePool::new(&self.hub, self.config.receives, self.config.receive_bytes);
+        if !self.config.share_receives {
+            return make();
+        }
+        let mut pool = lock(&self.pool);
+        match &*pool {
+            Some(pool) => Ok(pool.clone()),
+            None => Ok(pool.insert(make()?).clone()),
+        }
+    }
+
+    fn link(&self, id: ConnectionId, service: &str) -> Result<(Arc<Link>, Told2), FabricError> {
+        let (tell, told) = unbounded_channel();
+        let bounds = Bounds {
+            max_inline: (self.config.max_inline.min(self.hub.attr.max_inline_data) as usize).min(super::MAX_INLINE),
+            max_rd_atomic: 0,
+            peer_receive_bytes: 0,
+        };
+        let config = self.config.clone();
+        let link =
+            Link::new(id.clone(), service.to_owned(), config, self.hub.clone(), self.pool()?, tell.clone(), bounds)?;
+        lock(&self.links).insert(id, tell);
+        Ok((link, told))
+    }
+
+    fn setup(&self, role: Role, service: &str, path: Option<crate::path::Path>) -> Setup {
+        Setup {
+            role,
+            service: service.to_owned(),
+            tenant: self.config.tenant.clone(),
+            path,
+            patience: self.config.patience,
+            seed: self.random(),
+        }
+    }
+
+    /// Begins to connect; the result comes when data can flow.
+    pub fn connect(
+        self: &Arc<Self>,
+        keeper: &Arc<Keeper>,
+        address: &str,
+        service: &str,
+        path: Option<crate::path::Path>,
+    ) -> Result<oneshot::Receiver<Result<Connection, FabricError>>, FabricError> {
+        self.directory.may_connect(&self.config.tenant, service)?;
+        let (exchange, place) = self.exchange_of(address)?;
+        let near = path.as_ref().map(|path| path.dgid).or_else(|| near(place));
+        let (link, told) = self.link(self.next_id(), service)?;
+        let session = Session::new(self.setup(Role::Leader, service, path), 0);
+        let (ready, up) = oneshot::channel();
+        let connection = Connection::new(link.clone(), keeper.clone());
+        let ready = Box::new(move |result: Result<(), FabricError>| {
+            let _ = ready.send(result.map(|()| connection));
+        });
+        let dial = Dial { exchange, address: place.to_owned() };
+        let task = Task::new(link, self.clone(), session, Some(dial), told, near, ready);
+        self.handle.spawn(task.run());
+        Ok(up)
+    }
+
+    /// Takes a new connection in, if somebody offers the service.
+    #[allow(clippy::result_large_err, clippy::type_complexity)]
+    fn take_in(
+        self: &Arc<Self>,
+        id: ConnectionId,
+        service: &str,
+        channel: Box<dyn Channel>,
+        first: Body,
+    ) -> Result<(), (Box<dyn Channel>, FabricError)> {
+        let accepted = lock(&self.services).get(service).cloned();
+        let keeper = lock(&self.keeper).upgrade();
+        let (Some(accepted), Some(keeper)) = (accepted, keeper) else {
+            let mut known: Vec<String> = lock(&self.services).keys().cloned().collect();
+            known.sort();
+            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+            let error = FabricError::misuse(format!("nobody here offers the service `{service}`; offered: {known}"));
+            return Err((channel, error));
+        };
+        let (link, told) = match self.link(id, service) {
+            Ok(both) => both,
+            Err(error) => return Err((channel, error)),
+        };
+        let session = Session::new(self.setup(Role::Follower, service, None), 0);
+        let connection = Connection::new(link.clone(), keeper);
+        let ready = Box::new(move |result: Result<(), FabricError>| {
+            if result.is_ok() {
+                let _ = accepted.send(connection);
+            }
+        });
+        let _ = link.tell.send(Told::Channel(channel, first));
+        let task = Task::new(link, self.clone(), session, None, told, None, ready);
+        self.handle.spawn(task.run());
+        Ok(())
+    }
+
+    /// Offers a service.
+    pub fn offer(&self, service: &str, accepted: UnboundedSender<Connection>) -> Result<(), FabricError> {
+        let addresses = lock(&self.addresses).clone();
+        if addresses.is_empty() {
+            return Err(FabricError::misuse("the fabric listens nowhere: give its builder `listen_at`"));
+        }
+        let mut services = lock(&self.services);
+        if services.contains_key(service) {
+            return Err(FabricError::misuse(format!("the service `{service}` is offered by this fabric already")));
+        }
+        services.insert(service.to_owned(), accepted);
+        drop(services);
+        for exchange in addresses {
+            let (service, node) = (service.to_owned(), self.node.clone());
+            self.directory.offer(crate::directory::ServiceAddress { service, node, exchange, paths: Vec::new() });
+        }
+        Ok(())
+    }
+
+    pub fn withdraw(&self, service: &str) {
+        lock(&self.services).remove(service);
+    }
+
+    /// Gives an order to a connection and waits for its answer.
+    pub async fn order(&self, id: &ConnectionId, input: Input, token: FencingToken) -> OrderResult {
+        let link = lock(&self.links).get(id).cloned();
+        let gone = || OrderResult::RolledBack {
+            reason: format!("{}/{} is not a connection of this process", id.origin, id.serial),
+        };
+        let Some(link) = link else { return gone() };
+        let (answer, answered) = oneshot::channel();
+        if link.send(Told::Ordered(input, token, answer)).is_err() {
+            return gone();
+        }
+        answered.await.unwrap_or_else(|_| gone())
+    }
+
+    /// A task has ended.
+    pub fn forget(&self, id: &ConnectionId) {
+        lock(&self.links).remove(id);
+    }
+
+    pub fn watch_qp(&self, qp_num: u32, tell: UnboundedSender<Told>) {
+        lock(&self.last_receives).remove(&qp_num);
+        lock(&self.qps).insert(qp_num, tell);
+    }
+
+    pub fn forget_qp(&self, qp_num: u32) {
+        lock(&self.qps).remove(&qp_num);
+        lock(&self.last_receives).remove(&qp_num);
+    }
+
+    pub fn had_last_receive(&self, qp_num: u32) -> bool {
+        lock(&self.last_receives).contains(&qp_num)
+    }
+
+    fn tell_qp(&self, qp_num: u32, reason: &'static str) {
+        if let Some(tell) = lock(&self.qps).get(&qp_num) {
+            let _ = tell.send(Told::QpFailed(qp_num, reason));
+        }
+    }
+
+    /// Closes every connection, and waits a little for the goodbyes.
+    async fn close_all(&self) {
+        for tell in lock(&self.links).values() {
+            let _ = tell.send(Told::Input(Input::Close { reason: "the process ends".into(), token: None }));
+        }
+        let patience = Duration::from_nanos(self.config.patience.close_ns);
+        let _ = tokio::time::timeout(patience, async {
+            while !lock(&self.links).is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
+}
+
+type Told2 = tokio::sync::mpsc::UnboundedReceiver<Told>;
+
+/// The address of an exchange as a hint where the peer is.
+fn near(place: &str) -> Option<Gid> {
+    let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.parse().ok().map(Gid::from_ip)
+}

@@ -1,0 +1,500 @@
+//! The task of one connection, on the fabric's thread: it runs the session, carries out what the session wants on QPs, and keeps the channel to the peer.
+//! Data flows beside it.
+
+use super::descriptor;
+use super::lane::{self, Lane, Place};
+use super::link::{Link, Told, lock};
+use super::log::Stage;
+use super::resolve::resolve;
+use super::service::Shared;
+use crate::directory::{ConnectionRecord, ConnectionState, FencingToken, OrderResult};
+use crate::error::FabricError;
+use crate::exchange::{Channel, Exchange};
+use crate::operation::Outcome;
+use crate::path::Path;
+use crate::session::{Action, Body, Drained, Input, LaneId, Message, Session, VERSION};
+use scalefabric_verbs::{Gid, WcStatus};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+
+type Dialling = Pin<Box<dyn Future<Output = Result<Box<dyn Channel>, FabricError>> + Send>>;
+
+/// What is told when the connection is up for the first time, or will never be.
+pub(crate) type Ready = Box<dyn FnOnce(Result<(), FabricError>) + Send>;
+
+/// How the peer is reached again. The side that was connected to has none.
+pub(crate) struct Dial {
+    pub exchange: Arc<dyn Exchange>,
+    pub address: String,
+}
+
+/// The task.
+pub(crate) struct Task {
+    pub link: Arc<Link>,
+    pub shared: Arc<Shared>,
+    pub session: Session,
+    pub dial: Option<Dial>,
+    pub told: UnboundedReceiver<Told>,
+    /// A GID of the peer, or one near to it, as long as it has not told its own.
+    pub near: Option<Gid>,
+    pub ready: Option<Ready>,
+    lanes: Vec<Lane>,
+    path: Option<Path>,
+    channel: Option<Box<dyn Channel>>,
+    dialling: Option<Dialling>,
+    inputs: VecDeque<Input>,
+    answers: Vec<(FencingToken, oneshot::Sender<OrderResult>)>,
+    revoked: Vec<oneshot::Sender<()>>,
+    hand_over: Option<LaneId>,
+    looks: u32,
+    begun: Instant,
+    dialled: bool,
+    events: Option<AsyncFd<OwnedFd>>,
+}
+
+/// The completion channel's descriptor, kept open by the link.
+impl Task {
+    pub fn new(
+        link: Arc<Link>,
+        shared: Arc<Shared>,
+        session: Session,
+        dial: Option<Dial>,
+        told: UnboundedReceiver<Told>,
+        near: Option<Gid>,
+        ready: Ready,
+    ) -> Self {
+        Self {
+            link,
+            shared,
+            session,
+            dial,
+            told,
+            near,
+            ready: Some(ready),
+            lanes: Vec::new(),
+            path: None,
+            channel: None,
+            dialling: None,
+            inputs: VecDeque::new(),
+            answers: Vec::new(),
+            revoked: Vec::new(),
+            hand_over: None,
+            looks: 0,
+            begun: Instant::now(),
+            dialled: false,
+            events: None,
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.begun.elapsed().as_nanos() as u64
+    }
+
+    /// Runs until the connection is over.
+    pub async fn run(mut self) {
+        loop {
+            self.act().await;
+            if self.session.is_closed() {
+                break;
+            }
+            self.pause().await;
+        }
+        self.shared.forget(&self.link.id);
+    }
+
+    /// Carries out what the session wants, until it wants nothing more.
+    async fn act(&mut self) {
+        loop {
+            while let Some(action) = self.session.poll_action() {
+                self.carry_out(action).await;
+            }
+            let now = self.now_ns();
+            match self.inputs.pop_front() {
+                Some(input) => self.session.handle(input, now),
+                None => return,
+            }
+        }
+    }
+
+    /// Waits for the next thing that happens.
+    async fn pause(&mut self) {
+        let now = self.now_ns();
+        let until = self.session.deadline_ns().map(|at| Duration::from_nanos(at.saturating_sub(now)));
+        let watching = self.hand_over.is_some();
+        self.looks = if watching { self.looks + 1 } else { 0 };
+        let look = match self.looks {
+            0 => None,
+            1..=200 => Some(Duration::ZERO),
+            _ => Some(Duration::from_millis(1)),
+        };
+        tokio::select! {
+            biased;
+            told = self.told.recv() => match told {
+                Some(told) => self.hear(told),
+                None => self.inputs.push_back(Input::Close { reason: "nobody holds it any more".into(), token: None }),
+            },
+            message = receive(&mut self.channel) => self.hear_message(message),
+            dialled = dial(&mut self.dialling) => {
+                self.dialling = None;
+                match dialled {
+                    Ok(channel) => self.take_channel(channel),
+                    Err(error) => self.inputs.push_back(Input::ChannelDown { reason: error.message }),
+                }
+            }
+            () = readable(&self.events) => {}
+            () = sleep(until) => {
+                let now = self.now_ns();
+                self.session.handle_timer(now);
+            }
+            () = sleep(look) => {}
+        }
+        if watching || self.events.is_some() {
+            self.look();
+        }
+    }
+
+    /// Drives the data path on behalf of those who sleep, and of a hand-over.
+    fn look(&mut self) {
+        if self.events.is_some() {
+            while let Ok(Some(_)) = self.link.channel.wait(Some(Duration::ZERO)) {}
+            let _ = self.link.drive();
+            let _ = self.link.arm();
+        }
+        if let Err(error) = self.link.drive() {
+            let lane = self.session.lane().unwrap_or(LaneId(0));
+            self.inputs.push_back(Input::Broken { lane, reason: error.message });
+        }
+        if let Some(lane) = self.hand_over {
+            let sender = lock(&self.link.sender);
+            if sender.is_idle() {
+                self.hand_over = None;
+                self.inputs.push_back(Input::Idle { lane, sent: sender.executed });
+            }
+        }
+    }
+
+    fn hear(&mut self, told: Told) {
+        match told {
+            Told::Input(input) => self.inputs.push_back(input),
+            Told::Ordered(input, token, answer) => {
+                self.answers.push((token, answer));
+                self.inputs.push_back(input);
+            }
+            Told::Offer(input, revoked) => {
+                self.revoked.push(revoked);
+                self.inputs.push_back(input);
+            }
+            Told::Channel(channel, first) => {
+                self.take_channel(channel);
+                self.inputs.push_back(Input::Message(first));
+            }
+            Told::Watch => {
+                if self.events.is_none() {
+                    self.events = descriptor::watch(self.link.channel.fd());
+                    self.look();
+                }
+            }
+            Told::QpFailed(qp_num, reason) => {
+                if let Some(lane) = self.lanes.iter().find(|lane| lane.qp.qp_num().get() == qp_num) {
+                    self.inputs.push_back(Input::Broken { lane: lane.id, reason: reason.into() });
+                }
+            }
+        }
+    }
+
+    fn take_channel(&mut self, channel: Box<dyn Channel>) {
+        if self.dialled {
+            self.link.statistics.redialled.fetch_add(1, Ordering::Relaxed);
+        }
+        self.dialled = true;
+        *lock(&self.link.peer) = Some(channel.peer());
+        self.channel = Some(channel);
+        self.inputs.push_back(Input::ChannelUp);
+    }
+
+    fn hear_message(&mut self, message: Result<Vec<u8>, FabricError>) {
+        let message = message.and_then(|bytes| Message::parse(&bytes)).and_then(|message| {
+            if message.connection == self.link.id {
+                return Ok(message.body);
+            }
+            Err(FabricError::peer(format!("a message for connection {:?} came to another", message.connection)))
+        });
+        match message {
+            Ok(body) => self.inputs.push_back(Input::Message(body)),
+            Err(error) => self.lose_channel(error),
+        }
+    }
+
+    fn lose_channel(&mut self, error: FabricError) {
+        self.channel = None;
+        self.inputs.push_back(Input::ChannelDown { reason: error.message });
+    }
+
+    async fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Dial => {
+                if let Some(dial) = &self.dial {
+                    let (exchange, address) = (dial.exchange.clone(), dial.address.clone());
+                    self.dialling = Some(Box::pin(async move { exchange.dial(&address).await }));
+                }
+            }
+            Action::Send(body) => self.say(body).await,
+            Action::Make { lane, path, peer } => self.make(lane, path, peer.map(|peer| Gid(peer.gid.octets()))),
+            Action::Ready { lane, peer } => {
+                let ready = match self.lanes.iter_mut().find(|other| other.id == lane) {
+                    Some(lane) => lane.ready(&self.link, &peer),
+                    None => Err(FabricError::environment("the QP is gone")),
+                };
+                self.near = Some(Gid(peer.gid.octets()));
+                self.inputs.push_back(match ready {
+                    Ok(()) => Input::Ready { lane },
+                    Err(error) => Input::Failed { lane, reason: error.message },
+                });
+            }
+            Action::Stop => match self.stop().await {
+                Ok(drained) => self.inputs.push_back(Input::Drained(drained)),
+                Err(error) => {
+                    let reason = error.message;
+                    self.inputs.push_back(Input::Close { reason, token: None });
+                }
+            },
+            Action::Resolve(peer) => self.resolve(&peer),
+            Action::Use { lane } => {
+                self.link.statistics.rebuilds.fetch_add(u64::from(lane.0 > 1), Ordering::Relaxed);
+                self.take_lane(lane);
+                let any = lock(&self.link.receiver).open(lane);
+                if any {
+                    self.link.wake_all();
+                }
+            }
+            Action::HandOver { lane } => {
+                lock(&self.link.sender).hold();
+                self.hand_over = Some(lane);
+                self.look();
+            }
+            Action::Switch { lane } => self.take_lane(lane),
+            Action::Expect { lane, after } => {
+                let mut receiver = lock(&self.link.receiver);
+                match receiver.expect(lane, after) {
+                    Ok(found) => {
+                        self.link.after_receive(&mut receiver, &found);
+                        drop(receiver);
+                        self.link.bell.ring();
+                    }
+                    Err(error) => self.inputs.push_back(Input::Contradicted { reason: error.message }),
+                }
+            }
+            Action::Discard { lane } => self.destroy(|other| other == lane),
+            Action::Retire { lane } => {
+                self.link.statistics.moves.fetch_add(1, Ordering::Relaxed);
+                self.destroy(|other| other < lane);
+            }
+            Action::TakeKeys { round, offers } => {
+                let mut sender = lock(&self.link.sender);
+                sender.take_offers(round, offers);
+                if let Some(round) = sender.keys_are_idle() {
+                    self.inputs.push_back(Input::KeysIdle { round });
+                }
+                sender.pump();
+                drop(sender);
+                self.link.wake_all();
+            }
+            Action::Revoke { .. } => {
+                for revoked in self.revoked.drain(..) {
+                    let _ = revoked.send(());
+                }
+            }
+            Action::Report(state) => self.report(state),
+            Action::Answer { token, result } => self.answer(token, result),
+            Action::Closed(error) => self.close(error).await,
+        }
+    }
+
+    async fn say(&mut self, body: Body) {
+        let Some(channel) = &mut self.channel else { return };
+        let message = Message { version: VERSION, connection: self.link.id.clone(), body };
+        let sent = match message.emit() {
+            Ok(bytes) => channel.send(&bytes).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
+            self.lose_channel(error);
+        }
+    }
+
+    fn make(&mut self, id: LaneId, path: Option<Path>, peer: Option<Gid>) {
+        let place = Place { path, present: self.path.clone(), peer: peer.or(self.near) };
+        let psn = self.shared.random() as u32 & 0xff_ffff;
+        match Lane::make(&self.link, id, &place, psn) {
+            Ok((lane, qp)) => {
+                self.shared.watch_qp(qp.qp_num, self.link.tell.clone());
+                self.lanes.push(lane);
+                self.inputs.push_back(Input::Made { lane: id, qp });
+            }
+            Err(error) => self.inputs.push_back(Input::Failed { lane: id, reason: error.message }),
+        }
+    }
+
+    async fn stop(&mut self) -> Result<Drained, FabricError> {
+        self.hand_over = None;
+        let drained = lane::stop(&self.link, &self.lanes, |qp_num| self.shared.had_last_receive(qp_num)).await;
+        for lane in self.lanes.drain(..) {
+            self.shared.forget_qp(lane.qp.qp_num().get());
+            lane.destroy();
+        }
+        drained
+    }
+
+    fn resolve(&mut self, peer: &Drained) {
+        let mut sender = lock(&self.link.sender);
+        let (executed, posted) = (sender.executed, sender.messages);
+        let offers = sender.offers();
+        let offered = |id| offers.iter().find(|offer| offer.id == id).map(|offer| offer.range);
+        match resolve(&mut sender.log, peer, executed, posted, offered) {
+            Ok(again) => {
+                sender.repeated += again;
+                sender.restart(peer.received);
+                for waker in sender.wakers.drain(..) {
+                    waker.wake();
+                }
+                drop(sender);
+                self.link.bell.ring();
+                self.link.run_handlers();
+            }
+            Err(reason) => self.inputs.push_back(Input::Contradicted { reason }),
+        }
+    }
+
+    fn take_lane(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.iter().find(|lane| lane.id == id) else { return };
+        self.path = Some(lane.path.clone());
+        self.session.set_path(lane.path.clone());
+        self.link.broken_told.store(false, Ordering::Release);
+        lock(&self.link.sender).use_lane(lane.outlet());
+        self.update_record(None);
+    }
+
+    fn destroy(&mut self, gone: impl Fn(LaneId) -> bool) {
+        lock(&self.link.receiver).remove(&gone);
+        let (dead, alive) = std::mem::take(&mut self.lanes).into_iter().partition(|lane| gone(lane.id));
+        self.lanes = alive;
+        for lane in dead {
+            self.shared.forget_qp(lane.qp.qp_num().get());
+            lane.destroy();
+        }
+        self.update_record(None);
+    }
+
+    fn report(&mut self, state: ConnectionState) {
+        self.update_record(Some(state));
+        if state == ConnectionState::Up
+            && let Some(ready) = self.ready.take()
+        {
+            ready(Ok(()));
+        }
+        self.link.wake_all();
+    }
+
+    /// Brings the directory's record up to date.
+    fn update_record(&mut self, state: Option<ConnectionState>) {
+        let Some(path) = &self.path else { return };
+        let mut record = lock(&self.link.record);
+        let state = state.or(record.as_ref().map(|record| record.state)).unwrap_or(ConnectionState::Connecting);
+        let newest = self.lanes.iter().max_by_key(|lane| lane.id);
+        let new = ConnectionRecord {
+            id: self.link.id.clone(),
+            tenant: self.link.config.tenant.clone(),
+            service: self.link.service.clone(),
+            qp_num: newest.map_or(0, |lane| lane.qp.qp_num().get()),
+            peer_qp_num: newest.and_then(|lane| lane.qp.query().ok()).map_or(0, |(attr, _)| attr.dest_qp_num.get()),
+            path: path.clone(),
+            alternatives: lane::alternatives(&self.link.hub, path),
+            state,
+            generation: self.session.generation(),
+        };
+        if record.as_ref() != Some(&new) {
+            self.shared.directory.publish(new.clone());
+            *record = Some(new);
+        }
+    }
+
+    fn answer(&mut self, token: FencingToken, result: OrderResult) {
+        if matches!(result, OrderResult::RolledBack { .. }) {
+            self.link.statistics.moves_rolled_back.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(index) = self.answers.iter().position(|(other, _)| *other == token) {
+            let (_, answer) = self.answers.remove(index);
+            let _ = answer.send(result);
+        }
+    }
+
+    /// The end: what is outstanding is told as what it is.
+    async fn close(&mut self, error: FabricError) {
+        let _ = self.stop().await;
+        // The last words, if there are any, are on their way: dropping the channel says goodbye after them.
+        self.channel = None;
+        {
+            let mut sender = lock(&self.link.sender);
+            sender.closed = Some(error.clone());
+            for number in sender.log.head..sender.log.tail {
+                let slot = sender.log.get_mut(number);
+                let status = slot.failed.unwrap_or(WcStatus::WrFlushErr);
+                slot.stage = match slot.stage {
+                    Stage::Ended(outcome) => Stage::Ended(outcome),
+                    Stage::Posted if slot.kind.changes_peer() => Stage::Ended(Outcome::InDoubt(status)),
+                    Stage::Posted | Stage::Waiting => Stage::Ended(Outcome::NotDone(status)),
+                };
+            }
+            sender.retire();
+        }
+        for (_, answer) in self.answers.drain(..) {
+            let _ = answer.send(OrderResult::RolledBack { reason: error.message.clone() });
+        }
+        self.revoked.clear();
+        if let Some(ready) = self.ready.take() {
+            ready(Err(error));
+        }
+        self.link.wake_all();
+        self.link.run_handlers();
+    }
+}
+
+async fn receive(channel: &mut Option<Box<dyn Channel>>) -> Result<Vec<u8>, FabricError> {
+    match channel {
+        Some(channel) => channel.receive().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn dial(dialling: &mut Option<Dialling>) -> Result<Box<dyn Channel>, FabricError> {
+    match dialling {
+        Some(dialling) => dialling.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn readable(events: &Option<AsyncFd<OwnedFd>>) {
+    match events {
+        Some(events) => match events.readable().await {
+            Ok(mut guard) => guard.clear_ready(),
+            Err(_) => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep(duration: Option<Duration>) {
+    match duration {
+        Some(Duration::ZERO) => tokio::task::yield_now().await,
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
+    }
+}

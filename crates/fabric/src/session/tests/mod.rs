@@ -1,0 +1,3 @@
+//! Dialogues with one session.
+
+mod dialogue;

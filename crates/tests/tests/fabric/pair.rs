@@ -1,0 +1,107 @@
+//! Two fabrics that reach one another, and memory for them.
+
+use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Piece, Target};
+use scalefabric_fabric::exchange::Tcp;
+use scalefabric_fabric::{Local, RemoteRange};
+use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
+use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_verbs::{AccessFlags, MemoryRegion, Sge};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// After this, something has not happened and will not.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The device of this process: addresses of its own, so that tests of other processes do not meet it.
+pub fn provider() -> Arc<SoftwareProvider> {
+    static PROVIDER: OnceLock<Arc<SoftwareProvider>> = OnceLock::new();
+    let make = || {
+        let id = std::process::id();
+        let address = |n: u8| {
+            IpAddr::from(Ipv4Addr::new(127, 100 + (id >> 14) as u8 % 100, (id >> 6) as u8, (id << 2) as u8 | n))
+        };
+        let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
+        let device = DeviceOptions { name: "pair".into(), ports: vec![port(1), port(2)] };
+        Arc::new(SoftwareProvider::new(Options { devices: vec![device], automatic: false, ..Options::default() }))
+    };
+    PROVIDER.get_or_init(make).clone()
+}
+
+/// Two fabrics, one of which listens.
+pub struct Pair {
+    pub server: Fabric,
+    pub client: Fabric,
+    pub listener: Listener,
+}
+
+impl Pair {
+    pub fn new(config: &Config) -> Self {
+        let build = |node: &str| {
+            Fabric::builder(provider()).device("pair").node(node).config(config.clone()).exchange(Arc::new(Tcp::new()))
+        };
+        let server = build("server").listen_at("tcp://127.0.0.1:0").build().unwrap();
+        let client = build("client").build().unwrap();
+        let listener = server.listen("echo").unwrap();
+        Self { server, client, listener }
+    }
+
+    /// A connection: the side that connected, and the other.
+    pub fn connect(&self) -> (Connection, Connection) {
+        let client = self.client.connect(&self.target()).unwrap();
+        let server = self.listener.accept(Some(PATIENCE)).unwrap().expect("the peer is connected");
+        (client, server)
+    }
+
+    pub fn target(&self) -> Target {
+        Target::at(self.server.addresses()[0].clone(), "echo")
+    }
+}
+
+/// A plain region.
+pub struct Region(pub Arc<dyn MemoryRegion>);
+
+impl Region {
+    pub fn new(fabric: &Fabric, length: usize) -> Arc<Self> {
+        let rights = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_ATOMIC;
+        Arc::new(Self(fabric.protection_domain().alloc_mr(length, rights).unwrap()))
+    }
+
+    pub fn piece(self: &Arc<Self>, offset: usize, length: usize) -> Piece {
+        Piece::new(self.clone(), offset, length)
+    }
+
+    pub fn range(&self) -> RemoteRange {
+        self.remote(0, self.len()).unwrap()
+    }
+
+    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.0.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+impl Local for Region {
+    fn len(&self) -> usize {
+        self.0.length()
+    }
+
+    fn sge(&self, offset: usize, length: usize) -> Option<Sge> {
+        let end = offset.checked_add(length)?;
+        let length = u32::try_from(length).ok()?;
+        (end <= self.len()).then(|| Sge { addr: self.0.addr() + offset as u64, length, lkey: self.0.lkey() })
+    }
+
+    fn remote(&self, offset: usize, length: usize) -> Option<RemoteRange> {
+        let end = offset.checked_add(length)?;
+        (end <= self.len()).then(|| RemoteRange {
+            addr: self.0.addr() + offset as u64,
+            length: length as u64,
+            rkey: self.0.rkey().0,
+        })
+    }
+}
