@@ -1,123 +1,20 @@
-//! The tables in `abi/` against this crate's mirrors of the structures, against the headers that are installed, and against the
-//! libraries that are installed. A public function of an installed library that the table does not know fails here: the C door
+//! The tables in `abi/` against the headers and the libraries that are installed. (Against the mirrors of the structures the
+//! compiler holds `layouts.txt`.) A public function of an installed library that the table does not know fails here: the C door
 //! would let it fall through to the real library with a context of ours.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use scalefabric_ibv::abi::*;
+use scalefabric_ibv::abi::MIRRORED;
+use scalefabric_ibv::abi::layouts::LAYOUTS;
 
-const LAYOUTS: &str = include_str!("../abi/layouts.txt");
 const SYMBOLS: &str = include_str!("../abi/symbols.txt");
 const RDMACM: &str = include_str!("../abi/rdmacm.txt");
 /// The releases that the tables cover.
 const OLDEST: u32 = 28;
 const NEWEST: u32 = 65;
-
-macro_rules! mirrors {
-    ($( $c:ident $rust:ident $( { $( $member:ident $( = $field:ident )? ),* } )? ; )*) => {
-        /// Every structure and member that `layouts.txt` names, as the compiler laid it out here.
-        fn mirrors() -> BTreeMap<String, usize> {
-            let mut facts = BTreeMap::new();
-            $(
-                facts.insert(stringify!($c).to_owned(), size_of::<$rust>());
-                $( $( facts.insert(
-                    concat!(stringify!($c), ".", stringify!($member)).to_owned(),
-                    mirrors!(@offset $rust $member $( $field )?),
-                ); )* )?
-            )*
-            facts
-        }
-    };
-    (@offset $rust:ident $member:ident) => { offset_of!($rust, $member) };
-    (@offset $rust:ident $member:ident $field:ident) => { offset_of!($rust, $field) };
-}
-
-mirrors! {
-    ibv_device Device { node_type, name, dev_name, dev_path, ibdev_path };
-    ibv_context Context { ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat };
-    ibv_context_ops ContextOps { alloc_mw, bind_mw, poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv };
-    verbs_context VerbsContext { query_port, create_cq_ex, priv = private, query_device_ex, create_qp_ex, close_xrcd, sz, context, alloc_dmah, dealloc_dmah, reg_mr_ex, dm_export_dmabuf_fd, alloc_buf, free_buf };
-    ibv_device_attr DeviceAttr { vendor_id, max_srq_sge, phys_port_cnt };
-    ibv_device_attr_ex DeviceAttrEx { odp_caps, device_cap_flags_ex, tm_caps, max_dm_size, xrc_odp_caps, phys_port_cnt_ex };
-    ibv_odp_caps OdpCaps;
-    ibv_tso_caps TsoCaps;
-    ibv_rss_caps RssCaps;
-    ibv_packet_pacing_caps PacketPacingCaps;
-    ibv_tm_caps TmCaps;
-    ibv_cq_moderation_caps CqModerationCaps;
-    ibv_pci_atomic_caps PciAtomicCaps;
-    ibv_query_device_ex_input QueryDeviceExInput;
-    ibv_port_attr PortAttr { link_layer, flags, port_cap_flags2, active_speed_ex };
-    ibv_gid_entry GidEntry { gid_index, ndev_ifindex };
-    ibv_values_ex ValuesEx;
-    ibv_async_event AsyncEvent { event_type };
-    ibv_ece Ece;
-    ibv_pd Pd;
-    ibv_td Td;
-    ibv_td_init_attr TdInitAttr;
-    ibv_parent_domain_init_attr ParentDomainInitAttr { comp_mask, pd_context };
-    ibv_xrcd Xrcd;
-    ibv_xrcd_init_attr XrcdInitAttr;
-    ibv_mr Mr { lkey, rkey };
-    ibv_mr_init_attr MrInitAttr { access, comp_mask, iova, fd, dmah, buf };
-    ibv_dmah Dmah;
-    ibv_dmah_init_attr DmahInitAttr { tph_mem_type };
-    ibv_mw Mw { rkey };
-    ibv_mw_bind_info MwBindInfo;
-    ibv_mw_bind MwBind { bind_info };
-    ibv_dm Dm { comp_mask, handle };
-    ibv_alloc_dm_attr AllocDmAttr;
-    ibv_global_route GlobalRoute;
-    ibv_grh Grh;
-    ibv_ah_attr AhAttr { port_num };
-    ibv_ah Ah;
-    ibv_comp_channel CompChannel { refcnt };
-    ibv_wq Wq;
-    ibv_wq_init_attr WqInitAttr;
-    ibv_wc Wc { imm_data, dlid_path_bits };
-    ibv_sge Sge;
-    ibv_send_wr SendWr { imm_data, wr, qp_type = remote_srqn, bind_mw };
-    ibv_recv_wr RecvWr;
-    ibv_data_buf DataBuf;
-    ibv_cq Cq { cqe, comp_events_completed, async_events_completed };
-    ibv_poll_cq_attr PollCqAttr;
-    ibv_cq_ex CqEx { status, wr_id, start_poll, read_completion_wallclock_ns };
-    ibv_cq_init_attr_ex CqInitAttrEx { wc_flags, flags, parent_domain };
-    ibv_modify_cq_attr ModifyCqAttr;
-    ibv_srq_attr SrqAttr;
-    ibv_srq_init_attr SrqInitAttr;
-    ibv_srq_init_attr_ex SrqInitAttrEx { comp_mask, cq, tm_cap = max_num_tags };
-    ibv_srq Srq { events_completed };
-    ibv_qp_cap QpCap;
-    ibv_qp_init_attr QpInitAttr { qp_type, sq_sig_all };
-    ibv_qp_init_attr_ex QpInitAttrEx { comp_mask, xrcd, source_qpn, send_ops_flags };
-    ibv_qp_open_attr QpOpenAttr;
-    ibv_qp_attr QpAttr { cap, ah_attr, pkey_index, rate_limit };
-    ibv_qp_rate_limit_attr QpRateLimitAttr;
-    ibv_qp Qp { qp_num, state, events_completed };
-    ibv_qp_ex QpEx { comp_mask, wr_id, wr_atomic_cmp_swp, wr_start, wr_abort, wr_atomic_write, wr_flush };
-    ibv_ops_wr OpsWr;
-    ibv_flow Flow;
-    ibv_comp_cntr CompCntr;
-    ibv_comp_cntr_caps CompCntrCaps;
-    ibv_comp_cntr_init_attr CompCntrInitAttr;
-    ibv_qp_attach_comp_cntr_attr QpAttachCompCntrAttr;
-    rdma_event_channel CmChannel;
-    rdma_ib_addr CmIbAddr;
-    rdma_addr CmAddr;
-    rdma_route CmRoute { path_rec };
-    rdma_cm_id CmId { channel, qp, route, ps, port_num, event, qp_type };
-    rdma_conn_param CmConnParam { srq, qp_num };
-    rdma_ud_param CmUdParam { ah_attr, qkey };
-    rdma_cm_event CmEvent { event, param };
-    rdma_addrinfo CmAddrInfo { ai_next };
-    rdma_cm_join_mc_attr_ex CmJoinMcAttrEx;
-    ibv_sa_path_rec SaPathRec;
-}
 
 /// Rows of a table: three words each.
 fn rows(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str, u32)> {
@@ -188,13 +85,13 @@ fn compare(exports: &[(String, String)], table: &'static str, release: u32) -> V
     wrong
 }
 
+/// The compiler looks up each mirror in the table; a row that no mirror asks for would never be looked at.
 #[test]
-fn the_newest_layouts_are_those_of_the_mirrors() {
-    let (table, mirrors) = (layouts(NEWEST), mirrors());
-    for (name, value) in &table {
-        assert_eq!(mirrors.get(name), Some(value), "{name}");
-    }
-    assert_eq!(table.len(), mirrors.len(), "every mirror has its row");
+fn every_row_of_the_layouts_has_a_mirror() {
+    let mut mirrored: Vec<&str> = MIRRORED.concat();
+    mirrored.sort_unstable();
+    let table = layouts(NEWEST);
+    assert_eq!(table.keys().map(String::as_str).collect::<Vec<_>>(), mirrored);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use super::{AhAttr, CompChannel, Context, Cq, Gid, Pd, Qp, Srq, layout};
+use super::{AhAttr, CompChannel, Context, Cq, Gid, Pd, Qp, Srq, layout, layouts};
 
 #[repr(C)]
 pub struct CmChannel {
@@ -153,5 +153,27 @@ pub struct SaPathRec {
 }
 
 layout! {
-    CmChannel 4;
+    rdma_event_channel = CmChannel { fd };
+    rdma_ib_addr = CmIbAddr { sgid, dgid, pkey };
+    rdma_addr = CmAddr { src_storage, dst_storage, addr.ibaddr = ibaddr };
+    rdma_route = CmRoute { addr, path_rec, num_paths };
+    rdma_cm_id = CmId {
+        verbs, channel, context, qp, route, ps, port_num, event, send_cq_channel, send_cq, recv_cq_channel, recv_cq,
+        srq, pd, qp_type,
+    };
+    rdma_conn_param = CmConnParam {
+        private_data, private_data_len, responder_resources, initiator_depth, flow_control, retry_count,
+        rnr_retry_count, srq, qp_num,
+    };
+    rdma_ud_param = CmUdParam { private_data, private_data_len, ah_attr, qp_num, qkey };
+    rdma_cm_event = CmEvent { id, listen_id, event, status, param };
+    rdma_addrinfo = CmAddrInfo {
+        ai_flags, ai_family, ai_qp_type, ai_port_space, ai_src_len, ai_dst_len, ai_src_addr, ai_dst_addr,
+        ai_src_canonname, ai_dst_canonname, ai_route_len, ai_route, ai_connect_len, ai_connect, ai_next,
+    };
+    rdma_cm_join_mc_attr_ex = CmJoinMcAttrEx { comp_mask, join_flags, addr };
+    ibv_sa_path_rec = SaPathRec {
+        dgid, sgid, dlid, slid, raw_traffic, flow_label, hop_limit, traffic_class, reversible, numb_path, pkey, sl,
+        mtu_selector, mtu, rate_selector, rate, packet_life_time_selector, packet_life_time, preference,
+    };
 }

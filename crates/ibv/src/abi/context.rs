@@ -117,7 +117,29 @@ pub const fn has_operation(sz: usize, offset: usize) -> bool {
 }
 
 layout! {
-    ContextOps 256;
-    Context 328 { async_fd 268, abi_compat 320 };
-    VerbsContext 696 { query_port 48, private 256, sz 360, context 368 };
+    ibv_context_ops = ContextOps {
+        _compat_query_device = compat_query_device, _compat_query_port = compat_query_port,
+        _compat_alloc_pd = compat_alloc_pd, _compat_dealloc_pd = compat_dealloc_pd, _compat_reg_mr = compat_reg_mr,
+        _compat_rereg_mr = compat_rereg_mr, _compat_dereg_mr = compat_dereg_mr, alloc_mw, bind_mw, dealloc_mw,
+        _compat_create_cq = compat_create_cq, poll_cq, req_notify_cq, _compat_cq_event = compat_cq_event,
+        _compat_resize_cq = compat_resize_cq, _compat_destroy_cq = compat_destroy_cq,
+        _compat_create_srq = compat_create_srq, _compat_modify_srq = compat_modify_srq,
+        _compat_query_srq = compat_query_srq, _compat_destroy_srq = compat_destroy_srq, post_srq_recv,
+        _compat_create_qp = compat_create_qp, _compat_query_qp = compat_query_qp,
+        _compat_modify_qp = compat_modify_qp, _compat_destroy_qp = compat_destroy_qp, post_send, post_recv,
+        _compat_create_ah = compat_create_ah, _compat_destroy_ah = compat_destroy_ah,
+        _compat_attach_mcast = compat_attach_mcast, _compat_detach_mcast = compat_detach_mcast,
+        _compat_async_event = compat_async_event,
+    };
+    ibv_context = Context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat };
+    verbs_context = VerbsContext {
+        free_buf, alloc_buf, dm_export_dmabuf_fd, reg_mr_ex, dealloc_dmah, alloc_dmah, query_port, advise_mr,
+        alloc_null_mr, read_counters, attach_counters_point_flow, create_counters, destroy_counters, reg_dm_mr,
+        alloc_dm, free_dm, modify_flow_action_esp, destroy_flow_action, create_flow_action_esp, modify_qp_rate_limit,
+        alloc_parent_domain, dealloc_td, alloc_td, modify_cq, post_srq_ops, destroy_rwq_ind_table,
+        create_rwq_ind_table, destroy_wq, modify_wq, create_wq, query_rt_values, create_cq_ex, priv = private,
+        query_device_ex, ibv_destroy_flow = destroy_flow, ABI_placeholder2 = placeholder2,
+        ibv_create_flow = create_flow, ABI_placeholder1 = placeholder1, open_qp, create_qp_ex, get_srq_num,
+        create_srq_ex, open_xrcd, close_xrcd, _ABI_placeholder3 = placeholder3, sz, context,
+    };
 }

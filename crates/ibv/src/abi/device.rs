@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::{Context, layout};
+use super::{Context, layout, layouts};
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -224,13 +224,41 @@ pub struct Ece {
 }
 
 layout! {
-    Device 664;
-    DeviceAttr 232;
-    DeviceAttrEx 400 { odp_caps 240, phys_port_cnt_ex 396 };
-    OdpCaps 24;
-    PortAttr 56 { flags 47, active_speed_ex 52 };
-    GidEntry 32;
-    ValuesEx 24;
-    AsyncEvent 16;
-    Ece 12;
+    ibv_device = Device { _ops = ops, node_type, transport_type, name, dev_name, dev_path, ibdev_path };
+    ibv_device_attr = DeviceAttr {
+        fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp,
+        max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom,
+        max_ee_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd,
+        max_mw, max_raw_ipv6_qp, max_raw_ethy_qp, max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach,
+        max_ah, max_fmr, max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay,
+        phys_port_cnt,
+    };
+    ibv_odp_caps = OdpCaps {
+        general_caps, per_transport_caps.rc_odp_caps = rc_odp_caps, per_transport_caps.uc_odp_caps = uc_odp_caps,
+        per_transport_caps.ud_odp_caps = ud_odp_caps,
+    };
+    ibv_tso_caps = TsoCaps { max_tso, supported_qpts };
+    ibv_rss_caps = RssCaps {
+        supported_qpts, max_rwq_indirection_tables, max_rwq_indirection_table_size, rx_hash_fields_mask,
+        rx_hash_function,
+    };
+    ibv_packet_pacing_caps = PacketPacingCaps { qp_rate_limit_min, qp_rate_limit_max, supported_qpts };
+    ibv_tm_caps = TmCaps { max_rndv_hdr_size, max_num_tags, flags, max_ops, max_sge };
+    ibv_cq_moderation_caps = CqModerationCaps { max_cq_count, max_cq_period };
+    ibv_pci_atomic_caps = PciAtomicCaps { fetch_add, swap, compare_swap };
+    ibv_device_attr_ex = DeviceAttrEx {
+        orig_attr, comp_mask, odp_caps, completion_timestamp_mask, hca_core_clock, device_cap_flags_ex, tso_caps,
+        rss_caps, max_wq_type_rq, packet_pacing_caps, raw_packet_caps, tm_caps, cq_mod_caps, max_dm_size,
+        pci_atomic_caps, xrc_odp_caps, phys_port_cnt_ex,
+    };
+    ibv_query_device_ex_input = QueryDeviceExInput { comp_mask };
+    ibv_port_attr = PortAttr {
+        state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr,
+        pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width,
+        active_speed, phys_state, link_layer, flags, port_cap_flags2, active_speed_ex,
+    };
+    ibv_gid_entry = GidEntry { gid, gid_index, port_num, gid_type, ndev_ifindex };
+    ibv_values_ex = ValuesEx { comp_mask, raw_clock };
+    ibv_async_event = AsyncEvent { element, event_type };
+    ibv_ece = Ece { vendor_id, options, comp_mask };
 }

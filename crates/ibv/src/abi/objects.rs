@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::{Context, Cq, Mutex, layout};
+use super::{Context, Cq, Mutex, layout, layouts};
 
 #[repr(C)]
 pub struct Pd {
@@ -228,27 +228,32 @@ pub struct Wq {
 }
 
 layout! {
-    Pd 16;
-    Td 8;
-    ParentDomainInitAttr 48;
-    Xrcd 8;
-    XrcdInitAttr 12;
-    Mr 48;
-    Mw 32;
-    MwBind 48;
-    Dm 32;
-    AllocDmAttr 16;
-    Dmah 8;
-    DmahInitAttr 12;
-    MrInitAttr 72 { comp_mask 16, dmah 56, buf 64 };
-    CompCntr 16;
-    CompCntrCaps 16;
-    CompCntrInitAttr 12;
-    QpAttachCompCntrAttr 8;
-    GlobalRoute 24;
-    Grh 40;
-    AhAttr 32;
-    Ah 24;
-    CompChannel 16;
-    Wq 152;
+    ibv_pd = Pd { context, handle };
+    ibv_td = Td { context };
+    ibv_td_init_attr = TdInitAttr { comp_mask };
+    ibv_parent_domain_init_attr = ParentDomainInitAttr { pd, td, comp_mask, alloc, free, pd_context };
+    ibv_xrcd = Xrcd { context };
+    ibv_xrcd_init_attr = XrcdInitAttr { comp_mask, fd, oflags };
+    ibv_mr = Mr { context, pd, addr, length, handle, lkey, rkey };
+    ibv_mw = Mw { context, pd, rkey, handle, type = mw_type };
+    ibv_mw_bind_info = MwBindInfo { mr, addr, length, mw_access_flags };
+    ibv_mw_bind = MwBind { wr_id, send_flags, bind_info };
+    ibv_dm = Dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask, handle };
+    ibv_alloc_dm_attr = AllocDmAttr { length, log_align_req, comp_mask };
+    ibv_dmah = Dmah { context };
+    ibv_dmah_init_attr = DmahInitAttr { comp_mask, cpu_id, ph, tph_mem_type };
+    ibv_mr_init_attr = MrInitAttr { length, access, comp_mask, iova, addr, fd, fd_offset, dmah, buf };
+    ibv_comp_cntr = CompCntr { context, handle };
+    ibv_comp_cntr_caps = CompCntrCaps { max_value, max_counters, supported_qp_attach_ops };
+    ibv_comp_cntr_init_attr = CompCntrInitAttr { comp_mask, type = counter_type, flags };
+    ibv_qp_attach_comp_cntr_attr = QpAttachCompCntrAttr { comp_mask, op_mask };
+    ibv_global_route = GlobalRoute { dgid, flow_label, sgid_index, hop_limit, traffic_class };
+    ibv_grh = Grh { version_tclass_flow, paylen, next_hdr, hop_limit, sgid, dgid };
+    ibv_ah_attr = AhAttr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num };
+    ibv_ah = Ah { context, pd, handle };
+    ibv_comp_channel = CompChannel { context, fd, refcnt };
+    ibv_wq = Wq {
+        context, wq_context, pd, cq, wq_num, handle, state, wq_type, post_recv, mutex, cond, events_completed,
+        comp_mask,
+    };
 }

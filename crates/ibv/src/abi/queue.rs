@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::{Ah, AhAttr, CompChannel, Condition, Context, Mutex, Mw, MwBindInfo, Pd, Xrcd, layout};
+use super::{Ah, AhAttr, CompChannel, Condition, Context, Mutex, Mw, MwBindInfo, Pd, Xrcd, layout, layouts};
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -378,23 +378,72 @@ pub struct Flow {
 }
 
 layout! {
-    Wc 48;
-    Sge 16;
-    SendWr 128 { wr 40, remote_srqn 72, bind_mw 80 };
-    RecvWr 32;
-    Cq 128;
-    CqEx 288 { start_poll 144 };
-    CqInitAttrEx 56;
-    ModifyCqAttr 8;
-    SrqInitAttr 24;
-    SrqInitAttrEx 64;
-    Srq 128;
-    QpInitAttr 64;
-    QpInitAttrEx 136;
-    QpOpenAttr 32;
-    QpAttr 144;
-    Qp 160;
-    QpEx 360 { wr_atomic_cmp_swp 184, wr_atomic_write 344 };
-    OpsWr 72;
-    WqInitAttr 48;
+    ibv_wc = Wc {
+        wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl,
+        dlid_path_bits,
+    };
+    ibv_sge = Sge { addr, length, lkey };
+    ibv_send_wr = SendWr {
+        wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data, wr, wr.rdma.remote_addr, wr.rdma.rkey,
+        wr.atomic.remote_addr, wr.atomic.compare_add, wr.atomic.swap, wr.atomic.rkey, wr.ud.ah, wr.ud.remote_qpn,
+        wr.ud.remote_qkey, qp_type = remote_srqn, qp_type.xrc.remote_srqn = remote_srqn, bind_mw, bind_mw.mw,
+        bind_mw.rkey, bind_mw.bind_info,
+    };
+    ibv_recv_wr = RecvWr { wr_id, next, sg_list, num_sge };
+    ibv_data_buf = DataBuf { addr, length };
+    ibv_cq = Cq {
+        context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed, async_events_completed,
+    };
+    ibv_poll_cq_attr = PollCqAttr { comp_mask };
+    ibv_cq_ex = CqEx {
+        context = base.context, channel = base.channel, cq_context = base.cq_context, handle = base.handle,
+        cqe = base.cqe, mutex = base.mutex, cond = base.cond, comp_events_completed = base.comp_events_completed,
+        async_events_completed = base.async_events_completed, comp_mask, status, wr_id, start_poll, next_poll,
+        end_poll, read_opcode, read_vendor_err, read_byte_len, read_imm_data, read_qp_num, read_src_qp, read_wc_flags,
+        read_slid, read_sl, read_dlid_path_bits, read_completion_ts, read_cvlan, read_flow_tag, read_tm_info,
+        read_completion_wallclock_ns,
+    };
+    ibv_cq_init_attr_ex = CqInitAttrEx {
+        cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain,
+    };
+    ibv_modify_cq_attr = ModifyCqAttr { attr_mask, moderate.cq_count = cq_count, moderate.cq_period = cq_period };
+    ibv_srq_attr = SrqAttr { max_wr, max_sge, srq_limit };
+    ibv_srq_init_attr = SrqInitAttr { srq_context, attr };
+    ibv_srq_init_attr_ex = SrqInitAttrEx {
+        srq_context, attr, comp_mask, srq_type, pd, xrcd, cq, tm_cap.max_num_tags = max_num_tags,
+        tm_cap.max_ops = max_ops,
+    };
+    ibv_srq = Srq { context, srq_context, pd, handle, mutex, cond, events_completed };
+    ibv_qp_cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+    ibv_qp_init_attr = QpInitAttr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+    ibv_qp_init_attr_ex = QpInitAttrEx {
+        qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags,
+        max_tso_header, rwq_ind_tbl, rx_hash_conf.rx_hash_function = rx_hash_function,
+        rx_hash_conf.rx_hash_key_len = rx_hash_key_len, rx_hash_conf.rx_hash_key = rx_hash_key,
+        rx_hash_conf.rx_hash_fields_mask = rx_hash_fields_mask, source_qpn, send_ops_flags,
+    };
+    ibv_qp_open_attr = QpOpenAttr { comp_mask, qp_num, xrcd, qp_context, qp_type };
+    ibv_qp_attr = QpAttr {
+        qp_state, cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn, dest_qp_num, qp_access_flags, cap,
+        ah_attr, alt_ah_attr, pkey_index, alt_pkey_index, en_sqd_async_notify, sq_draining, max_rd_atomic,
+        max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout,
+        rate_limit,
+    };
+    ibv_qp_rate_limit_attr = QpRateLimitAttr { rate_limit, max_burst_sz, typical_pkt_sz, comp_mask };
+    ibv_qp = Qp {
+        context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex, cond, events_completed,
+    };
+    ibv_qp_ex = QpEx {
+        qp_base = base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add, wr_bind_mw, wr_local_inv,
+        wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send, wr_send_imm, wr_send_inv, wr_send_tso,
+        wr_set_ud_addr, wr_set_xrc_srqn, wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list,
+        wr_start, wr_complete, wr_abort, wr_atomic_write, wr_flush,
+    };
+    ibv_ops_wr = OpsWr {
+        wr_id, next, opcode, flags, tm.unexpected_cnt = unexpected_cnt, tm.handle = handle,
+        tm.add.recv_wr_id = recv_wr_id, tm.add.sg_list = sg_list, tm.add.num_sge = num_sge, tm.add.tag = tag,
+        tm.add.mask = mask,
+    };
+    ibv_wq_init_attr = WqInitAttr { wq_context, wq_type, max_wr, max_sge, pd, cq, comp_mask, create_flags };
+    ibv_flow = Flow { comp_mask, context, handle };
 }

@@ -80,35 +80,9 @@ pub struct KernelPathRec {
     preference: u8,
 }
 
-/// `struct ibv_sa_path_rec`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct PathRec {
-    dgid: abi::Gid,
-    sgid: abi::Gid,
-    dlid: u16,
-    slid: u16,
-    raw_traffic: i32,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: i32,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
-}
-
 const _: () = assert!(size_of::<KernelAhAttr>() == 32);
 const _: () = assert!(size_of::<KernelQpAttr>() == 144);
 const _: () = assert!(size_of::<KernelPathRec>() == 64);
-const _: () = assert!(size_of::<PathRec>() == 64);
 
 fn ah_attr(kernel: &KernelAhAttr) -> abi::AhAttr {
     abi::AhAttr {
@@ -177,10 +151,10 @@ pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(dst: *mut abi::QpAttr, src: 
 /// # Safety
 /// As the C function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut PathRec, src: *mut KernelPathRec) {
+pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut abi::SaPathRec, src: *mut KernelPathRec) {
     // SAFETY: the caller's structures.
     let (dst, src) = unsafe { (&mut *dst, &*src) };
-    *dst = PathRec {
+    *dst = abi::SaPathRec {
         dgid: abi::Gid(src.dgid),
         sgid: abi::Gid(src.sgid),
         dlid: src.dlid,
@@ -208,7 +182,7 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut PathRec, src: *mu
 /// # Safety
 /// As the C function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(dst: *mut KernelPathRec, src: *mut PathRec) {
+pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(dst: *mut KernelPathRec, src: *mut abi::SaPathRec) {
     // SAFETY: the caller's structures.
     let (dst, src) = unsafe { (&mut *dst, &*src) };
     *dst = KernelPathRec {
