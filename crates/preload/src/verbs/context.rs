@@ -2,7 +2,7 @@
 //!
 //! Where the distribution's libibverbs is in the process, it allocates the structure (`_verbs_init_and_alloc_context`):
 //! then `priv` holds its own operations that answer EOPNOTSUPP, and a public function of a newer release that we do not
-//! have fails cleanly. Otherwise `priv` leads to a block of such answers of our own.
+//! have fails cleanly. Otherwise `priv` leads to a block of such answers of our own, for functions that give a number.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, c_int, c_void};
@@ -36,6 +36,8 @@ struct Tail {
     room: [u8; ROOM],
     mark: AtomicU64,
     open: *const Open,
+    /// What `calloc` gave.
+    block: *mut c_void,
 }
 
 /// An open device.
@@ -248,40 +250,42 @@ fn allocate_ourselves(device: *mut abi::Device) -> Option<*mut abi::Context> {
         (*table).context.device = device;
         (*table).context.abi_compat = EXTENDED;
         libc::pthread_mutex_init(&raw mut (*table).context.mutex, std::ptr::null());
-        fill(table);
-        Some(&raw mut (*table).context)
+        Some(fill(table, table.cast()))
     }
 }
 
 type Allocate = unsafe extern "C" fn(*mut abi::Device, c_int, usize, *mut c_void, u32) -> *mut c_void;
 
+/// Bytes before the library's table: ours is longer than that of an older release, and both end with the context.
+const BEFORE: usize = 512;
+
 fn allocate_by_the_library(device: *mut abi::Device, cmd_fd: c_int) -> Option<*mut abi::Context> {
     // It takes the last argument but one for an offset; 0 is the driver "unknown".
     let block = super::behind::behind!(
         _verbs_init_and_alloc_context as Allocate,
-        (device, cmd_fd, BYTES, std::ptr::null_mut(), 0),
+        (device, cmd_fd, BYTES, std::ptr::without_provenance_mut(BEFORE), 0),
         else std::ptr::null_mut()
     );
     if block.is_null() {
         return None;
     }
     let words = block.cast::<usize>();
-    let context_bytes = size_of::<abi::Context>();
-    // `sz` stands before the context, which is last: it is the offset of its own word plus what follows. Older releases
-    // had shorter tables than ours.
-    let least = size_of::<abi::VerbsContext>() - context_bytes - size_of::<usize>();
-    let place = (least..2048).step_by(8).find(|at| {
+    let rest = size_of::<usize>() + size_of::<abi::Context>();
+    // `sz`, the size of the library's table, stands before the context, which is last.
+    let place = (0..BYTES / 2).step_by(8).find(|at| {
         // SAFETY: inside the block.
-        unsafe { words.byte_add(*at).read() == at + size_of::<usize>() + context_bytes }
+        unsafe { words.byte_add(BEFORE + *at).read() == at + rest }
     })?;
-    // SAFETY: the library's table lies at the start of the block, and ours is a tail of it.
+    // SAFETY: the library's table begins there, in the block; where ours is longer, it begins in what is before.
     unsafe {
-        let table = block.byte_add(place + size_of::<usize>() + context_bytes - size_of::<abi::VerbsContext>());
-        let table = table.cast::<abi::VerbsContext>();
-        fill(table);
-        Some(&raw mut (*table).context)
+        let end = block.byte_add(BEFORE + place + rest);
+        let table = end.byte_sub(size_of::<abi::VerbsContext>()).cast::<abi::VerbsContext>();
+        Some(fill(table, block))
     }
 }
+
+const _: () = assert!(BEFORE + size_of::<abi::Context>() >= size_of::<abi::VerbsContext>());
+const _: () = assert!(BEFORE + BYTES / 2 + size_of::<Tail>() <= BYTES);
 
 /// A block that answers whatever operation is looked for in it.
 fn answers() -> *mut c_void {
@@ -299,12 +303,20 @@ fn answers() -> *mut c_void {
     block
 }
 
-/// Fills in the operations.
+/// Fills in the operations, and says where the block begins; gives the context.
 ///
 /// # Safety
-/// `table` points to room for one.
-unsafe fn fill(table: *mut abi::VerbsContext) {
-    // SAFETY: the caller's promise; only members of the table are written.
+/// `table` points to room for one and the rest of a `Tail`, in `block`.
+unsafe fn fill(table: *mut abi::VerbsContext, block: *mut c_void) -> *mut abi::Context {
+    // SAFETY: the caller's promise; only members of the table and of the tail are written.
+    let context = unsafe {
+        let context = &raw mut (*table).context;
+        (*context.cast::<Tail>()).block = block;
+        // Headers newer than the library find our operations, too.
+        (*table).sz = (*table).sz.max(size_of::<abi::VerbsContext>());
+        context
+    };
+    // SAFETY: as above.
     let (table, ops) = unsafe { (&mut *table, &mut (*table).context.ops) };
     ops.compat_query_device = Some(query::query_device);
     ops.compat_query_port = Some(query::query_port_short);
@@ -338,6 +350,7 @@ unsafe fn fill(table: *mut abi::VerbsContext) {
     table.close_xrcd = Some(shared_receive_queue::close_xrcd);
     // What is missing reads as unsupported: flows, WQs, RSS, counters, tag matching. The library's own answers to these
     // are EOPNOTSUPP, those of the inline functions ENOSYS where there is no operation.
+    context
 }
 
 /// The context of objects that are gone: every call on it is refused, because neither it nor the object has its mark.
@@ -387,12 +400,10 @@ static CLOSED: Lock<VecDeque<[usize; 2]>> = Lock::new(VecDeque::new());
 /// # Safety
 /// `context` is closed.
 unsafe fn rest(context: *mut abi::Context) {
-    // SAFETY: the table ends with the context; the block begins where the table of that size does.
+    // SAFETY: the table ends with the context, which is the head of a `Tail`.
     let (block, private) = unsafe {
         let table = context.byte_sub(size_of::<abi::VerbsContext>() - size_of::<abi::Context>());
-        let table = table.cast::<abi::VerbsContext>();
-        let block = context.byte_add(size_of::<abi::Context>()).byte_sub((*table).sz);
-        (block as usize, (*table).private)
+        ((*context.cast::<Tail>()).block as usize, (*table.cast::<abi::VerbsContext>()).private)
     };
     // The library's own part was allocated with the context.
     let private = if private == answers() { 0 } else { private as usize };

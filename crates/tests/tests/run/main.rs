@@ -4,6 +4,7 @@
 mod door;
 mod files;
 mod names;
+mod newer;
 mod processes;
 mod program;
 mod ways;
