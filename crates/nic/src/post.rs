@@ -14,12 +14,15 @@ use scalefabric_verbs::{
 
 use crate::engine::drive::Core;
 use crate::engine::entry::{QpShared, SrqShared};
-use crate::memory::{Bind, PdId, gather_raw};
+use crate::memory::{Bind, PdId, ensure_here, gather_raw};
 use crate::objects::{AhObject, MrObject, MwObject};
 use crate::ring::{Refusal, SendData, SendEntry, SendPoster};
 
 /// Inline bytes that any QP can have; `DeviceAttr::max_inline_data` is never more.
 pub const MAX_INLINE: usize = 1024;
+
+/// Inline messages up to here are called short, bytes.
+const SHORT_INLINE: usize = 64;
 
 fn refuse(index: usize, errno: Errno, reason: &'static str) -> PostError {
     PostError { index, errno, reason }
@@ -55,10 +58,17 @@ pub(crate) fn post_send(
     }
     let mut result = Ok(());
     let mut posted = false;
+    let mut may_read = false;
     let before = poster.mark();
     for (index, wr) in chain.iter().enumerate() {
         let outcome = match (wr.flags.contains(SendFlags::INLINE) && !wr.sg_list.is_empty(), raw) {
-            (true, true) => post_gathered(core, qp, pd, wr, &mut poster, index),
+            (true, true) => {
+                if !may_read {
+                    ensure_here();
+                    may_read = true;
+                }
+                post_gathered(core, qp, pd, wr, &mut poster, index)
+            }
             (true, false) => {
                 Err(invalid(index, "INLINE with SGEs: post_send takes inline_data; SGEs need post_send_raw"))
             }
@@ -116,8 +126,7 @@ fn post_one(
     poster.post(&entry).map_err(|refusal| refusal.at(index))
 }
 
-/// A WR whose inline bytes are named by SGEs. Apart, because its buffer would cost every other WR the clearing of it.
-#[inline(never)]
+/// A WR whose inline bytes are named by SGEs.
 fn post_gathered(
     core: &Core,
     qp: &QpShared,
@@ -126,12 +135,29 @@ fn post_gathered(
     poster: &mut SendPoster<'_>,
     index: usize,
 ) -> Result<u32, PostError> {
-    let mut bytes = [0; MAX_INLINE];
     let length: u64 = wr.sg_list.iter().map(|sge| u64::from(sge.length)).sum();
     if length > u64::from(qp.cap.max_inline_data.min(MAX_INLINE as u32)) {
         return Err(Refusal::InlineTooLong.at(index));
     }
-    let out = &mut bytes[..length as usize];
+    // Each has its buffer apart: a large one would cost the short messages the clearing of it.
+    match length as usize {
+        length @ 0..=SHORT_INLINE => post_copied::<SHORT_INLINE>(core, qp, pd, wr, length, poster, index),
+        length => post_copied::<MAX_INLINE>(core, qp, pd, wr, length, poster, index),
+    }
+}
+
+#[inline(never)]
+fn post_copied<const ROOM: usize>(
+    core: &Core,
+    qp: &QpShared,
+    pd: PdId,
+    wr: &SendWr<'_>,
+    length: usize,
+    poster: &mut SendPoster<'_>,
+    index: usize,
+) -> Result<u32, PostError> {
+    let mut bytes = [0; ROOM];
+    let out = &mut bytes[..length];
     // SAFETY: only `post_send_raw` leads here, whose caller vouches for the SGEs of INLINE WRs.
     let copied = unsafe { gather_raw(wr.sg_list, out) };
     if copied.is_err() {

@@ -22,8 +22,6 @@ const LOOK_INTERVAL_NS: u64 = 1_000_000;
 thread_local! {
     /// Time of this thread's last look. The first `ensure` of a thread always looks.
     static LAST_LOOK: Cell<Option<u64>> = const { Cell::new(None) };
-    /// The same by this machine's clock, which may not be the caller's of [`ensure`].
-    static LAST_LOOK_HERE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Makes sure that this thread may touch registered memory now: our SIGSEGV and SIGBUS handlers stand in front of
@@ -33,24 +31,19 @@ thread_local! {
 /// system calls) when it says that a millisecond has passed since this thread's last look.
 #[inline]
 pub fn ensure(now_ns: u64) {
-    look_if_due(&LAST_LOOK, now_ns);
-}
-
-#[inline]
-fn look_if_due(last_look: &'static std::thread::LocalKey<Cell<Option<u64>>>, now_ns: u64) {
-    // A clock that jumped back (another one, as in a simulation) counts as much later.
-    if last_look.get().is_none_or(|last| now_ns.wrapping_sub(last) >= LOOK_INTERVAL_NS) {
-        last_look.set(Some(now_ns));
-        look();
-    }
+    LAST_LOOK.with(|last_look| {
+        // A clock that jumped back (another one, as in a simulation) counts as much later.
+        if last_look.get().is_none_or(|last| now_ns.wrapping_sub(last) >= LOOK_INTERVAL_NS) {
+            last_look.set(Some(now_ns));
+            look();
+        }
+    });
 }
 
 /// As [`ensure`], with this machine's clock: for application threads that copy outside a turn.
-pub(super) fn ensure_here() {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a writable timespec. CLOCK_MONOTONIC always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    look_if_due(&LAST_LOOK_HERE, now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+#[inline]
+pub(crate) fn ensure_here() {
+    ensure(crate::clock::now().0);
 }
 
 #[cfg(not(target_arch = "x86_64"))]

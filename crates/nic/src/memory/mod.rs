@@ -26,6 +26,7 @@ mod window;
 pub use access::{Access, Accessor, Peer};
 pub use allocation::{Allocation, Allocator};
 pub use copy::{Gone, gather_raw};
+pub(crate) use guard::ensure_here;
 pub use region::{Region, Registration};
 pub use table::{MemoryTable, PdId, Seed};
 pub use window::{Bind, Window};

@@ -9,42 +9,42 @@ use scalefabric_verbs::{CqFlags, CqInit, VerbsError, WcFlags, WorkCompletion};
 
 use super::answer::{pointer, set_errno, tell, unsupported};
 use super::completion::{self, CqPart};
+use super::hold::Hold;
 use super::object::{Object, alive};
 
 /// What the functions between `start_poll` and `end_poll` look at.
 pub struct Iteration {
     current: UnsafeCell<WorkCompletion>,
-    /// Held from a successful `start_poll` to `end_poll`, not seldom by C code alone: hence not a guard.
-    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    /// Held from a successful `start_poll` to `end_poll`.
+    hold: Hold,
     single_threaded: bool,
 }
 
-// SAFETY: only who holds the mutex, or is alone by promise, looks at `current`.
+// SAFETY: only who holds it, or is alone by promise, looks at `current`.
 unsafe impl Sync for Iteration {}
-// SAFETY: nothing in it is tied to a thread while the mutex is not held.
-unsafe impl Send for Iteration {}
 
 impl Iteration {
     /// For a new CQ.
     pub fn new(single_threaded: bool) -> Self {
-        Self {
-            current: UnsafeCell::new(WorkCompletion::default()),
-            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
-            single_threaded,
+        Self { current: UnsafeCell::new(WorkCompletion::default()), hold: Hold::default(), single_threaded }
+    }
+
+    #[inline]
+    fn begin(&self) {
+        if !self.single_threaded {
+            self.hold.take();
         }
     }
 
-    fn lock(&self) {
+    /// Ends what `begin` began.
+    ///
+    /// # Safety
+    /// The caller began it, as the program must have, or nobody did.
+    #[inline]
+    unsafe fn end(&self) {
         if !self.single_threaded {
-            // SAFETY: a mutex that never moves once it is used: its object is on the heap.
-            unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
-        }
-    }
-
-    fn unlock(&self) {
-        if !self.single_threaded {
-            // SAFETY: as above, and held.
-            unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
+            // SAFETY: the caller's promise.
+            unsafe { self.hold.give() };
         }
     }
 }
@@ -121,6 +121,7 @@ fn extend(cq: &mut abi::CqEx, wc_flags: u64) {
 }
 
 /// Takes one completion: 0, `ENOENT` if there is none, or an error.
+#[inline]
 fn take(object: &Object<CqPart>) -> c_int {
     // SAFETY: the iteration's lock is held, or the program promised to be alone.
     let current = unsafe { &mut *object.part.iteration.current.get() };
@@ -147,10 +148,11 @@ unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, attr: *mut abi::PollCqAttr) 
         set_errno(libc::EINVAL);
         return libc::EINVAL;
     }
-    object.part.iteration.lock();
+    object.part.iteration.begin();
     let outcome = take(object);
     if outcome != 0 {
-        object.part.iteration.unlock();
+        // SAFETY: begun above.
+        unsafe { object.part.iteration.end() };
     }
     outcome
 }
@@ -161,9 +163,11 @@ unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut abi::CqEx) {
-    // SAFETY: it is ours, since the function is.
-    if let Some(object) = unsafe { alive::<CqPart>(cq) } {
-        object.part.iteration.unlock();
+    // SAFETY: it is ours, since the function is; a program calls this after a successful `start_poll`.
+    unsafe {
+        if let Some(object) = alive::<CqPart>(cq) {
+            object.part.iteration.end();
+        }
     }
 }
 

@@ -11,7 +11,8 @@
 //! | [`post`], [`work_request`] | posting, old and new |
 //! | [`async_event`] | asynchronous events |
 //! | [`marshal`], [`text`], [`counter`] | what needs no device, or has none |
-//! | [`answer`], [`behind`], [`lock`] | errno; the distribution's library for objects that are not ours; locks and forks |
+//! | [`answer`], [`behind`] | errno; the distribution's library for objects that are not ours |
+//! | [`lock`], [`hold`] | locks of our tables, and forks; locks that C takes and gives back |
 //!
 //! A function of libibverbs that is public but missing here would run in the real library with an object of ours. That
 //! is why all are here, also those that only say EOPNOTSUPP.
@@ -26,6 +27,7 @@ pub mod completion_ex;
 pub mod context;
 pub mod counter;
 pub mod device;
+pub mod hold;
 pub mod lock;
 pub mod marshal;
 pub mod memory;

@@ -19,7 +19,7 @@ use super::shared_receive_queue::SrqPart;
 use super::windows::{self, MwPart};
 
 /// Work requests in a lot.
-const BATCH: usize = 16;
+const BATCH: usize = 32;
 
 // An SGE of C is one of the contract.
 const _: () = assert!(size_of::<abi::Sge>() == size_of::<Sge>() && align_of::<abi::Sge>() == align_of::<Sge>());
@@ -49,12 +49,17 @@ fn refuse(reason: &'static str) -> PostError {
     PostError { index: 0, errno: Errno::EINVAL, reason }
 }
 
-/// A send work request of C as the contract has it.
+/// Puts a send work request of C into a place of a lot, as the contract has it. Made in its place: it is too large to be moved
+/// for nothing.
 ///
 /// # Safety
 /// As `ibv_post_send`.
 #[inline]
-unsafe fn translate<'a>(wr: &'a abi::SendWr, qp_type: QpType) -> Result<SendWr<'a>, PostError> {
+unsafe fn translate<'a>(
+    wr: &'a abi::SendWr,
+    qp_type: QpType,
+    place: &mut MaybeUninit<SendWr<'a>>,
+) -> Result<(), PostError> {
     // SAFETY: which member of the unions counts is said by opcode and QP type, as in C; all are plain numbers.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let (remote_addr, rkey) = (rdma.remote_addr, RKey(rdma.rkey));
@@ -87,10 +92,9 @@ unsafe fn translate<'a>(wr: &'a abi::SendWr, qp_type: QpType) -> Result<SendWr<'
     let Some(flags) = SendFlags::from_bits(wr.send_flags) else {
         return Err(refuse("send_flags: only FENCE 1, SIGNALED 2, SOLICITED 4 and INLINE 8 exist here"));
     };
-    let mut out = SendWr::new(wr.wr_id, op);
-    out.flags = flags;
     // SAFETY: the program's list.
-    out.sg_list = unsafe { sges(wr.sg_list, wr.num_sge)? };
+    let sg_list = unsafe { sges(wr.sg_list, wr.num_sge)? };
+    let (mut ud_address, mut xrc_srqn) = (None, None);
     match qp_type {
         QpType::Ud => {
             // SAFETY: as above; the handle is the program's.
@@ -100,12 +104,13 @@ unsafe fn translate<'a>(wr: &'a abi::SendWr, qp_type: QpType) -> Result<SendWr<'
             };
             let Some(ah) = ah else { return Err(refuse("the address handle is null, destroyed or never one")) };
             let (remote_qpn, remote_qkey) = (Qpn::new(ud.remote_qpn), QKey(ud.remote_qkey));
-            out.ud = Some(UdAddress { ah: &*ah.part.ah, remote_qpn, remote_qkey });
+            ud_address = Some(UdAddress { ah: &*ah.part.ah, remote_qpn, remote_qkey });
         }
-        QpType::XrcSend => out.xrc_srqn = Some(Srqn::new(wr.remote_srqn)),
+        QpType::XrcSend => xrc_srqn = Some(Srqn::new(wr.remote_srqn)),
         _ => {}
     }
-    Ok(out)
+    place.write(SendWr { wr_id: wr.wr_id, op, flags, sg_list, inline_data: &[], ud: ud_address, xrc_srqn });
+    Ok(())
 }
 
 /// Tells which request was refused.
@@ -151,13 +156,10 @@ pub unsafe extern "C" fn post_send(qp: *mut abi::Qp, wr: *mut abi::SendWr, bad_w
         let mut binds = false;
         while count < BATCH && !at.is_null() {
             // SAFETY: the program's chain.
-            match unsafe { translate(&*at, object.part.qp_type) } {
-                Ok(translated) => lot[count].write(translated),
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            };
+            if let Err(error) = unsafe { translate(&*at, object.part.qp_type, &mut lot[count]) } {
+                outcome = Err(error);
+                break;
+            }
             count += 1;
             // SAFETY: as above.
             unsafe {

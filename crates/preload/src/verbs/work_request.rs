@@ -6,12 +6,13 @@ use std::ffi::{c_int, c_void};
 
 use scalefabric_ibv::abi;
 use scalefabric_verbs::{
-    FlushLevel, FlushPlacement, LKey, OpKind, QKey, QpType, Qpn, RKey, SendFlags, SendOp, SendWr, Sge, Srqn, UdAddress,
-    op_allowed,
+    Errno, FlushLevel, FlushPlacement, LKey, OpKind, PostError, QKey, QpType, Qpn, RKey, SendFlags, SendOp, SendWr,
+    Sge, Srqn, UdAddress, op_allowed,
 };
 
 use super::address::AhPart;
 use super::answer::{Outcome, set_errno, tell_post, unsupported};
+use super::hold::Hold;
 use super::object::{Object, alive, is_ours};
 use super::queue_pair::QpPart;
 use super::windows::{self, MwPart};
@@ -47,14 +48,7 @@ pub fn check(qp_type: QpType, flags: u64) -> Outcome {
     Ok(())
 }
 
-/// What is done, with raw pointers where the contract has references: they are followed when all is posted.
-#[derive(Clone, Copy)]
-enum What {
-    Op(SendOp<'static>),
-    BindMw(*mut abi::Mw, u32, abi::MwBindInfo),
-}
-
-/// Where the bytes are: a range of the gathered lists.
+/// Where a request's bytes are: a range of the gathered lists.
 #[derive(Clone, Copy)]
 enum Data {
     None,
@@ -62,40 +56,46 @@ enum Data {
     Inline(usize, usize),
 }
 
-#[derive(Clone, Copy)]
-struct Request {
-    wr_id: u64,
-    flags: u32,
-    what: What,
-    data: Data,
-    ud: Option<(*mut abi::Ah, u32, u32)>,
-    srqn: Option<u32>,
+/// A bind, with raw pointers where the contract has references.
+struct Bind {
+    request: usize,
+    mw: *mut abi::Mw,
+    rkey: u32,
+    info: abi::MwBindInfo,
 }
 
-/// What is gathered; the lists keep their room, so that in steady state nothing is allocated.
+/// The destination of a datagram, likewise.
+struct To {
+    request: usize,
+    ah: *mut abi::Ah,
+    qpn: u32,
+    qkey: u32,
+}
+
+/// What is gathered. Requests lie as they are posted, but for what they refer to: that is followed when all is posted. The
+/// lists keep their room, so that in steady state nothing is allocated.
 #[derive(Default)]
 struct Gathered {
-    requests: Vec<Request>,
+    /// Without references until they are posted.
+    requests: Vec<SendWr<'static>>,
+    /// One for each request.
+    data: Vec<Data>,
     sges: Vec<Sge>,
     bytes: Vec<u8>,
-    ready: Vec<SendWr<'static>>,
+    binds: Vec<Bind>,
+    to: Vec<To>,
     error: c_int,
 }
 
 /// The gathering of one QP.
+#[derive(Default)]
 pub struct Builder {
     gathered: UnsafeCell<Gathered>,
     /// Held from `wr_start` to `wr_complete` or `wr_abort`.
-    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    hold: Hold,
 }
 
-impl Default for Builder {
-    fn default() -> Self {
-        Self { gathered: UnsafeCell::default(), mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER) }
-    }
-}
-
-// SAFETY: only who holds the mutex looks at what is gathered.
+// SAFETY: only who holds it looks at what is gathered.
 unsafe impl Sync for Builder {}
 // SAFETY: pointers in it are the program's and are followed by the thread that gave them.
 unsafe impl Send for Builder {}
@@ -103,8 +103,11 @@ unsafe impl Send for Builder {}
 impl Gathered {
     fn clear(&mut self) {
         self.requests.clear();
+        self.data.clear();
         self.sges.clear();
         self.bytes.clear();
+        self.binds.clear();
+        self.to.clear();
         self.error = 0;
     }
 
@@ -161,10 +164,10 @@ unsafe fn gathered<'a>(qp: *mut abi::QpEx) -> Option<&'a mut Gathered> {
 }
 
 unsafe extern "C" fn wr_start(qp: *mut abi::QpEx) {
-    // SAFETY: as `builder`; the mutex never moves, for its object is on the heap.
+    // SAFETY: as `builder`.
     unsafe {
         if let Some((_, builder)) = builder(qp) {
-            libc::pthread_mutex_lock(builder.mutex.get());
+            builder.hold.take();
             (*builder.gathered.get()).clear();
         }
     }
@@ -175,7 +178,7 @@ unsafe extern "C" fn wr_abort(qp: *mut abi::QpEx) {
     unsafe {
         if let Some((_, builder)) = builder(qp) {
             (*builder.gathered.get()).clear();
-            libc::pthread_mutex_unlock(builder.mutex.get());
+            builder.hold.give();
         }
     }
 }
@@ -185,7 +188,7 @@ unsafe extern "C" fn wr_complete(qp: *mut abi::QpEx) -> c_int {
     unsafe {
         let Some((object, builder)) = builder(qp) else { return libc::EINVAL };
         let errno = complete(object, &mut *builder.gathered.get());
-        libc::pthread_mutex_unlock(builder.mutex.get());
+        builder.hold.give();
         if errno != 0 {
             set_errno(errno);
         }
@@ -201,85 +204,89 @@ unsafe fn complete(object: &Object<QpPart>, gathered: &mut Gathered) -> c_int {
     if gathered.error != 0 {
         return gathered.error;
     }
-    gathered.ready.clear();
-    for request in &gathered.requests {
-        // SAFETY: the caller's promise.
-        match unsafe { ready(request, &gathered.sges, &gathered.bytes, object.part.qp_type) } {
-            Ok(wr) => gathered.ready.push(wr),
-            Err(errno) => return errno,
-        }
-    }
-    let outcome = object.part.qp.post_send_whole(&gathered.ready);
-    // The references end here.
-    gathered.ready.clear();
+    // SAFETY: the caller's promise; the requests are cleared below, before anything that they refer to changes.
+    let referred = unsafe { refer(gathered) };
+    let outcome = match referred {
+        Ok(()) => object.part.qp.post_send_whole(&gathered.requests),
+        Err(errno) => Err(PostError { index: 0, errno, reason: "a window, region or address handle is none" }),
+    };
+    gathered.requests.clear();
     if let Err(error) = outcome {
         return tell_post("ibv_wr_complete", &error);
     }
-    for request in &gathered.requests {
-        if let What::BindMw(mw, ..) = request.what {
-            // SAFETY: a bind that was posted names a live window.
-            unsafe {
-                if let Some(mw) = alive::<MwPart>(mw) {
-                    (*mw.c()).rkey = mw.part.mw.rkey().0;
-                }
+    for bind in &gathered.binds {
+        // SAFETY: a bind that was posted names a live window.
+        unsafe {
+            if let Some(mw) = alive::<MwPart>(bind.mw) {
+                (*mw.c()).rkey = mw.part.mw.rkey().0;
             }
         }
     }
     0
 }
 
-/// A gathered request as the contract has it. The lifetime is that of the lists, which stay as they are until it is posted.
-unsafe fn ready(request: &Request, sges: &[Sge], bytes: &[u8], qp_type: QpType) -> Result<SendWr<'static>, c_int> {
-    // SAFETY: what the program gave; `complete` lets go of the references before anything changes.
-    unsafe {
-        let op = match request.what {
-            What::Op(op) => op,
-            What::BindMw(mw, rkey, ref info) => {
-                SendOp::BindMw(windows::bind(mw, rkey, info).map_err(|error| error.errno.to_raw())?)
-            }
-        };
-        let mut wr = SendWr::new(request.wr_id, op);
-        // INLINE is said by how the data was set.
-        wr.flags = SendFlags::from_bits(request.flags).ok_or(libc::EINVAL)? - SendFlags::INLINE;
-        match request.data {
+/// Puts the references into the requests: buffers, windows, address handles.
+///
+/// # Safety
+/// Handles are the program's. The lists stay as they are for as long as the requests have their references.
+unsafe fn refer(gathered: &mut Gathered) -> Result<(), Errno> {
+    let Gathered { requests, data, sges, bytes, binds, to, .. } = gathered;
+    for (wr, data) in requests.iter_mut().zip(data.iter()) {
+        match *data {
             Data::None => {}
-            Data::Sges(at, count) => wr.sg_list = std::slice::from_raw_parts(sges.as_ptr().add(at), count),
-            Data::Inline(at, count) => {
+            // SAFETY: ranges of the lists, whose lifetime is the caller's promise.
+            Data::Sges(at, count) => unsafe {
+                wr.sg_list = std::slice::from_raw_parts(sges.as_ptr().add(at), count);
+            },
+            // SAFETY: as above.
+            Data::Inline(at, count) => unsafe {
                 wr.flags |= SendFlags::INLINE;
                 wr.inline_data = std::slice::from_raw_parts(bytes.as_ptr().add(at), count);
-            }
+            },
         }
-        if let Some((ah, qpn, qkey)) = request.ud {
-            let ah = if is_ours(ah) { alive::<AhPart>(ah) } else { None }.ok_or(libc::EINVAL)?;
-            wr.ud = Some(UdAddress { ah: &*ah.part.ah, remote_qpn: Qpn::new(qpn), remote_qkey: QKey(qkey) });
-        }
-        if qp_type == QpType::XrcSend {
-            wr.xrc_srqn = request.srqn.map(Srqn::new);
-        }
-        Ok(wr)
     }
+    for bind in binds.iter() {
+        // SAFETY: the caller's promise.
+        let op = unsafe { windows::bind(bind.mw, bind.rkey, &bind.info) }.map_err(|error| error.errno)?;
+        requests[bind.request].op = SendOp::BindMw(op);
+    }
+    for to in to.iter() {
+        // SAFETY: the caller's promise.
+        let ah = unsafe { if is_ours(to.ah) { alive::<AhPart>(to.ah) } else { None } }.ok_or(Errno::EINVAL)?;
+        let (remote_qpn, remote_qkey) = (Qpn::new(to.qpn), QKey(to.qkey));
+        requests[to.request].ud = Some(UdAddress { ah: &*ah.part.ah, remote_qpn, remote_qkey });
+    }
+    Ok(())
 }
 
 /// Adds a request with the `wr_id` and `wr_flags` of this moment.
-unsafe fn add(qp: *mut abi::QpEx, what: What) {
+#[inline]
+unsafe fn add(qp: *mut abi::QpEx, op: SendOp<'static>) {
     // SAFETY: between start and complete of a QP of ours.
     unsafe {
         if let Some(gathered) = gathered(qp) {
-            let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
-            gathered.requests.push(Request { wr_id, flags, what, data: Data::None, ud: None, srqn: None });
+            let mut wr = SendWr::new((*qp).wr_id, op);
+            match SendFlags::from_bits((*qp).wr_flags) {
+                // INLINE is said by how the data is set.
+                Some(flags) => wr.flags = flags - SendFlags::INLINE,
+                None => gathered.wrong(libc::EINVAL),
+            }
+            gathered.requests.push(wr);
+            gathered.data.push(Data::None);
         }
     }
 }
 
-/// Changes the newest request; without one it is a mistake.
-unsafe fn set(qp: *mut abi::QpEx, change: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Result<(), c_int>) {
+/// Says where the newest request's bytes are; without a request it is a mistake.
+#[inline]
+unsafe fn set(qp: *mut abi::QpEx, put: impl FnOnce(&mut Vec<Sge>, &mut Vec<u8>) -> Result<Data, c_int>) {
     // SAFETY: between start and complete of a QP of ours.
     unsafe {
         let Some(gathered) = gathered(qp) else { return };
-        let Gathered { requests, sges, bytes, .. } = gathered;
-        let outcome = requests.last_mut().ok_or(libc::EINVAL).and_then(|request| change(request, sges, bytes));
-        if let Err(errno) = outcome {
-            gathered.wrong(errno);
+        let Gathered { data, sges, bytes, .. } = gathered;
+        match data.last_mut().ok_or(libc::EINVAL).and_then(|data| put(sges, bytes).map(|is| *data = is)) {
+            Ok(()) => {}
+            Err(errno) => gathered.wrong(errno),
         }
     }
 }
@@ -288,7 +295,7 @@ macro_rules! operations {
     ($( $name:ident ( $($argument:ident : $type:ty),* ) => $op:expr; )*) => { $(
         unsafe extern "C" fn $name(qp: *mut abi::QpEx $(, $argument: $type)*) {
             // SAFETY: the function is the QP's.
-            unsafe { add(qp, What::Op($op)) };
+            unsafe { add(qp, $op) };
         }
     )* };
 }
@@ -311,9 +318,11 @@ operations! {
 unsafe extern "C" fn wr_bind_mw(qp: *mut abi::QpEx, mw: *mut abi::Mw, rkey: u32, info: *const abi::MwBindInfo) {
     // SAFETY: the function is the QP's; the program's structure, or null.
     unsafe {
-        match info.as_ref() {
-            Some(info) => add(qp, What::BindMw(mw, rkey, *info)),
-            None => set(qp, |_, _, _| Err(libc::EINVAL)),
+        let Some(info) = info.as_ref() else { return set(qp, |_, _| Err(libc::EINVAL)) };
+        // The bind itself takes this place when all is posted.
+        add(qp, SendOp::Send);
+        if let Some(gathered) = gathered(qp) {
+            gathered.binds.push(Bind { request: gathered.requests.len() - 1, mw, rkey, info: *info });
         }
     }
 }
@@ -328,7 +337,7 @@ unsafe extern "C" fn wr_send_tso(qp: *mut abi::QpEx, _header: *mut c_void, _leng
 unsafe extern "C" fn wr_atomic_write(qp: *mut abi::QpEx, rkey: u32, remote_addr: u64, value: *const c_void) {
     // SAFETY: the function is the QP's; the program's eight bytes.
     unsafe {
-        add(qp, What::Op(SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) }));
+        add(qp, SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) });
         wr_set_inline_data(qp, value.cast_mut(), 8);
     }
 }
@@ -358,7 +367,7 @@ unsafe extern "C" fn wr_flush(
     unsafe {
         match (placement, level, u32::try_from(length)) {
             (Some(placement), Some(level), Ok(length)) => {
-                add(qp, What::Op(SendOp::Flush { remote_addr, rkey: RKey(rkey), length, placement, level }));
+                add(qp, SendOp::Flush { remote_addr, rkey: RKey(rkey), length, placement, level });
             }
             _ => {
                 if let Some(gathered) = gathered(qp) {
@@ -371,31 +380,32 @@ unsafe extern "C" fn wr_flush(
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut abi::QpEx, ah: *mut abi::Ah, qpn: u32, qkey: u32) {
     // SAFETY: the function is the QP's.
-    unsafe {
-        set(qp, |request, _, _| {
-            request.ud = Some((ah, qpn, qkey));
-            Ok(())
-        });
+    let Some(gathered) = (unsafe { gathered(qp) }) else { return };
+    match gathered.requests.len().checked_sub(1) {
+        // Of several for one request the last one counts: they are followed in this order.
+        Some(request) => gathered.to.push(To { request, ah, qpn, qkey }),
+        None => gathered.wrong(libc::EINVAL),
     }
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut abi::QpEx, srqn: u32) {
     // SAFETY: the function is the QP's.
-    unsafe {
-        set(qp, |request, _, _| {
-            request.srqn = Some(srqn);
-            Ok(())
-        });
+    let Some((object, builder)) = (unsafe { builder(qp) }) else { return };
+    // SAFETY: between start and complete.
+    let gathered = unsafe { &mut *builder.gathered.get() };
+    match gathered.requests.last_mut() {
+        Some(wr) if object.part.qp_type == QpType::XrcSend => wr.xrc_srqn = Some(Srqn::new(srqn)),
+        Some(_) => {}
+        None => gathered.wrong(libc::EINVAL),
     }
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut abi::QpEx, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the function is the QP's.
     unsafe {
-        set(qp, |request, sges, _| {
-            request.data = Data::Sges(sges.len(), 1);
+        set(qp, |sges, _| {
             sges.push(Sge { addr, length, lkey: LKey(lkey) });
-            Ok(())
+            Ok(Data::Sges(sges.len() - 1, 1))
         });
     }
 }
@@ -403,42 +413,73 @@ unsafe extern "C" fn wr_set_sge(qp: *mut abi::QpEx, lkey: u32, addr: u64, length
 unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::QpEx, count: usize, list: *const abi::Sge) {
     // SAFETY: the function is the QP's; the program's list.
     unsafe {
-        set(qp, |request, sges, _| {
+        set(qp, |sges, _| {
             if list.is_null() && count > 0 {
                 return Err(libc::EINVAL);
             }
-            request.data = Data::Sges(sges.len(), count);
+            let start = sges.len();
             let list = if count == 0 { &[] } else { std::slice::from_raw_parts(list, count) };
             sges.extend(list.iter().map(|s| Sge { addr: s.addr, length: s.length, lkey: LKey(s.lkey) }));
-            Ok(())
+            Ok(Data::Sges(start, count))
         });
     }
 }
 
+/// Adds bytes of the program to those of a request that began at `start`. More than the QP can have inline is a mistake, and not
+/// copied.
+///
+/// # Safety
+/// The program's bytes.
+#[inline]
+unsafe fn copy(
+    bytes: &mut Vec<u8>,
+    start: usize,
+    most: usize,
+    addr: *const c_void,
+    length: usize,
+) -> Result<(), c_int> {
+    if length > most - (bytes.len() - start).min(most) {
+        return Err(libc::ENOMEM);
+    }
+    if length > 0 {
+        // SAFETY: the caller's promise.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(addr.cast::<u8>(), length) });
+    }
+    Ok(())
+}
+
+/// Inline bytes that the QP can have.
+///
+/// # Safety
+/// As [`builder`].
+#[inline]
+unsafe fn most_inline(qp: *mut abi::QpEx) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { alive::<QpPart>(qp) }.map_or(0, |object| object.part.max_inline as usize)
+}
+
 unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::QpEx, addr: *mut c_void, length: usize) {
-    let one = abi::DataBuf { addr, length };
-    // SAFETY: passed on.
-    unsafe { wr_set_inline_data_list(qp, 1, &raw const one) };
+    // SAFETY: the function is the QP's; the program's bytes, which are copied now.
+    unsafe {
+        let most = most_inline(qp);
+        set(qp, |_, bytes| {
+            let start = bytes.len();
+            copy(bytes, start, most, addr, length).map(|()| Data::Inline(start, length))
+        });
+    }
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut abi::QpEx, count: usize, list: *const abi::DataBuf) {
     // SAFETY: the function is the QP's; the program's list and bytes, which are copied now.
     unsafe {
-        // More than any QP can have inline is a mistake, and not copied.
-        let most = alive::<QpPart>(qp).map_or(0, |object| object.part.max_inline as usize);
-        set(qp, |request, _, bytes| {
+        let most = most_inline(qp);
+        set(qp, |_, bytes| {
             let start = bytes.len();
             let list = if count == 0 || list.is_null() { &[] } else { std::slice::from_raw_parts(list, count) };
             for piece in list {
-                if piece.length > most - (bytes.len() - start).min(most) {
-                    return Err(libc::ENOMEM);
-                }
-                if piece.length > 0 {
-                    bytes.extend_from_slice(std::slice::from_raw_parts(piece.addr.cast::<u8>(), piece.length));
-                }
+                copy(bytes, start, most, piece.addr, piece.length)?;
             }
-            request.data = Data::Inline(start, bytes.len() - start);
-            Ok(())
+            Ok(Data::Inline(start, bytes.len() - start))
         });
     }
 }
