@@ -17,10 +17,10 @@ pub struct Options {
     /// Leave out instructions per packet, which need valgrind and half a minute.
     #[arg(long)]
     no_instructions: bool,
-    /// Only what the C door costs, and how long a program takes to begin under `sfab run`.
+    /// Only what the C door costs, and how long a program takes to its `main` under `sfab run`.
     #[arg(long)]
     door: bool,
-    /// What `sfab bench` takes, such as `--repeat 9` or `--json`.
+    /// What `sfab bench` takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as `wr-`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -34,7 +34,7 @@ const RUNS: [(u32, u32); 2] = [(8, 4800), (65_536, 480)];
 /// The command.
 pub fn run(options: &Options) -> Outcome {
     if options.door {
-        return door::run();
+        return door::run(&options.arguments);
     }
     if !options.only_instructions {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
@@ -46,7 +46,7 @@ pub fn run(options: &Options) -> Outcome {
     println!();
     instructions()?;
     println!();
-    door::run()
+    door::run(&[])
 }
 
 /// Whether callgrind is there; says so if not.

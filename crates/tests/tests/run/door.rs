@@ -9,7 +9,9 @@ fn post_and_poll_through_the_c_door_allocate_nothing() {
     let (Some(sfab), true) = (sfab(), has_headers()) else { return };
     let folder = Folder::new("door");
     let program = folder.cc("door", SOURCE, &["-O1", "-libverbs"]);
-    for kind in ["poll", "write8-inline", "write64", "send8", "chain64"] {
+    let classic = ["poll", "write8-inline", "write64", "send8", "chain64"];
+    let newer = ["ex-poll", "wr-write8-inline", "wr-ex-send8", "wr-chain8-inline", "ex-chain8-inline"];
+    for kind in classic.into_iter().chain(newer) {
         let text = said(&run(sfab, &[], &program, &[kind, "960"]));
         let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [operations, polls, allocations] = numbers[..] else { panic!("{kind}: {text}") };
