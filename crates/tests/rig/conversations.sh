@@ -1,9 +1,9 @@
 #!/bin/bash
-# conversations.sh: all that is said over the rig, see interop.sh and programs.sh. Run through boot.sh.
-#   SUBJECTS, PROGRAMS   the names that are wanted of each (default all)
+# conversations.sh: all that is said over the rig, part by part. Run through boot.sh; see say.sh and the parts for what they need.
+#   MTU   of the cable (default 1500); large packets are a matter of verbs, and rdma_cm is the same with them
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 rc=0
-[ "${MTU:-1500}" -gt 1500 ] || ONLY=${SUBJECTS:-} bash "$here/interop.sh" || rc=1
-ONLY=${PROGRAMS:-} bash "$here/programs.sh" || rc=1
+parts="subjects cm programs guest"; [ "${MTU:-1500}" -le 1500 ] || parts="subjects programs"
+for part in $parts; do bash "$here/$part.sh" || rc=1; done
 exit $rc

@@ -17,8 +17,8 @@ use scalefabric_nic::options::Options;
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Gid, MemoryRegion, Mtu, Provider, Psn, QKey,
-    QpAttr, QpAttrMask, QpCap, QpInit, QpType, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge, UdAddress,
-    WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    QpAttr, QpAttrMask, QpCap, QpInit, QpType, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge,
+    SharedReceiveQueue, SrqInit, UdAddress, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
 
 const RECEIVES: usize = 64;
@@ -75,6 +75,9 @@ struct Arguments {
     /// Post everything, then wait.
     #[arg(short)]
     batch: bool,
+    /// Receives are posted to an SRQ.
+    #[arg(short = 'S')]
+    shared: bool,
     /// Traffic class.
     #[arg(short = 'C', default_value = "0", value_parser = number)]
     traffic_class: u32,
@@ -175,6 +178,7 @@ struct Side {
     arguments: Arguments,
     qp_type: QpType,
     qp: Arc<dyn QueuePair>,
+    srq: Option<Arc<dyn SharedReceiveQueue>>,
     send_cq: Arc<dyn CompletionQueue>,
     recv_cq: Arc<dyn CompletionQueue>,
     /// What the peer writes and reads.
@@ -251,11 +255,13 @@ impl Side {
         let local = pd.alloc_mr(BUFFER, AccessFlags::LOCAL_WRITE)?;
         let send_cq = context.create_cq(256, None, 0)?;
         let recv_cq = context.create_cq(256, None, 0)?;
+        let init = SrqInit { max_wr: RECEIVES as u32, max_sge: 1, srq_limit: 0, xrc: None };
+        let srq = arguments.shared.then(|| pd.create_srq(&init)).transpose()?;
         let qp = pd.create_qp(&QpInit {
             qp_type,
             send_cq: Arc::clone(&send_cq),
             recv_cq: Arc::clone(&recv_cq),
-            srq: None,
+            srq: srq.clone(),
             cap: QpCap {
                 max_send_wr: 128,
                 max_recv_wr: RECEIVES as u32,
@@ -325,7 +331,7 @@ impl Side {
             me.qpn, me.psn, peer.qpn, peer.psn, arguments.qp
         );
         let mut side =
-            Self { arguments, qp_type, qp, send_cq, recv_cq, buffer, receives, local, ah, peer, tcp, deadline };
+            Self { arguments, qp_type, qp, srq, send_cq, recv_cq, buffer, receives, local, ah, peer, tcp, deadline };
         if client {
             side.post_receives()?;
         } else if side.arguments.delay_ms > 0 {
@@ -343,7 +349,11 @@ impl Side {
         for i in 0..RECEIVES {
             let sge =
                 Sge { addr: self.receives.addr() + (i * SLOT) as u64, length: SLOT as u32, lkey: self.receives.lkey() };
-            self.qp.post_recv(&[RecvWr { wr_id: i as u64, sg_list: &[sge] }])?;
+            let wr = [RecvWr { wr_id: i as u64, sg_list: &[sge] }];
+            match &self.srq {
+                Some(srq) => srq.post_recv(&wr)?,
+                None => self.qp.post_recv(&wr)?,
+            }
         }
         Ok(())
     }
