@@ -15,14 +15,14 @@ DEV=$(row "$OURS" 1); GID4=$(row " $OURS " 3); GID6=$(row " $OURS6 " 3); GIDL=$(
 COMPLAINTS='error|fail|mismatch|corrupt|panicked|segmentation'
 # options of conversations: short: also in the short part; fault=...: on our side; expect=N: the client's exit code;
 # has=TEXT: the client prints it; stays: the server is only ours, and is ended; quiet=REGEX: no complaint; slow=...: a fault on our
-# side where the client is
+# side where the client is; serves: the server goes on, and is ended
 talk() { # NAME OPTIONS SERVER CLIENT
   local name=$1 o=$2
   wanted "$name" "$o" || return 0
-  local fault= expect=0 has= quiet='^$' stays= slow= word
+  local fault= expect=0 has= quiet='^$' stays= slow= serves= word
   for word in $o; do case $word in fault=*) fault=${word#*=}; fault=${fault//_/ };; expect=*) expect=${word#*=};; has=*) has=${word#*=}; has=${has//_/ };;
-    slow=*) slow=${word#*=}; slow=${slow//_/ };; quiet=*) quiet=${word#*=};; stays) stays=1;; esac; done
-  what="\`${4//%s/HOST}\`${fault:+, $fault}"; what=${what//-F -d %dev -x %gid -p %port/…}; what=${what// -d %dev/}; what=${what// -p %port/}
+    serves) serves=1;; slow=*) slow=${word#*=}; slow=${slow//_/ };; quiet=*) quiet=${word#*=};; stays) stays=1;; esac; done
+  what="\`${4//%s/HOST}\`${fault:+, $fault}"; what=${what//-F -u 1[68]/-F}; what=${what//-F -d %dev -x %gid -p %port/…}; what=${what// -d %dev/}; what=${what// -p %port/}
   what=${what//%gid6/IPv6}; what=${what//%gidl/link-local}; what=${what//%gid/IPv4}
   one "ours -> Linux" linux "$3" "$4"
   one "Linux -> ours" ours "$3" "$4"
@@ -55,12 +55,14 @@ one() { # DIRECTION SERVERSIDE SERVER CLIENT
   local sp= t0; t0=$(date +%s%N)
   if [ "$where" = ours ]; then "${run[@]}" $server >"$T/s" 2>&1 & sp=$!; "$RIG" peer 1 sh -c "$(listening ours "kill -0 $sp")"
   elif [ -z "$stays" ]; then
-    "$RIG" exec 1 "(timeout 60 $server; echo \$? >/tmp/rc.$port) >/tmp/s.$port 2>&1 & $(listening linux "[ ! -e /tmp/rc.$port ]")" >/dev/null
+    RIG_T=100 "$RIG" exec 1 "(timeout 60 $server; echo \$? >/tmp/rc.$port) >/tmp/s.$port 2>&1 & $(listening linux "[ ! -e /tmp/rc.$port ]")" >/dev/null
   fi
   if [ "$client_side" = linux ]; then RIG_T=60 "$RIG" exec 1 "$client" >"$T/c" 2>&1; crc=$?
   else "${run[@]}" $client >"$T/c" 2>&1; crc=$?; fi
   src=0
-  if [ -n "$stays" ]; then
+  if [ -n "$serves" ]; then
+    if [ -n "$sp" ]; then kill "$sp"; wait "$sp" 2>/dev/null; else "$RIG" exec 1 "kill \$(pidof ${server%% *}); cat /tmp/s.$port" >"$T/s" 2>&1; fi
+  elif [ -n "$stays" ]; then
     [ -z "$sp" ] || { kill "$sp"; wait "$sp" 2>/dev/null; }
   else
     if [ "$where" = linux ]; then
@@ -89,10 +91,10 @@ if [ "$MTU" -gt 1500 ]; then
   for m in 2048 4096; do
     talk rc_pingpong-mtu$m "" "ibv_rc_pingpong -d %dev -g %gid -p %port -m $m -s 20000 -n 50 -c" "ibv_rc_pingpong -d %dev -g %gid -p %port -m $m -s 20000 -n 50 -c %s"
     for p in ib_write_bw ib_read_bw ib_send_bw; do
-      talk $p-mtu$m "" "$p -F -d %dev -x %gid -p %port -m $m -n 20" "$p -F -d %dev -x %gid -p %port -m $m -n 20 %s"
+      talk $p-mtu$m "" "$p -F -u 18 -d %dev -x %gid -p %port -m $m -n 20" "$p -F -u 18 -d %dev -x %gid -p %port -m $m -n 20 %s"
     done
   done
-  talk ib_send_bw-UD-mtu4096 "" "ib_send_bw -F -d %dev -x %gid -p %port -c UD -s 4096 -n 50" "ib_send_bw -F -d %dev -x %gid -p %port -c UD -s 4096 -n 50 %s"
+  talk ib_send_bw-UD-mtu4096 "" "ib_send_bw -F -u 18 -d %dev -x %gid -p %port -c UD -s 4096 -n 50" "ib_send_bw -F -u 18 -d %dev -x %gid -p %port -c UD -s 4096 -n 50 %s"
   total programs; exit
 fi
 
@@ -114,27 +116,27 @@ talk ud_pingpong-link-local "" "ibv_ud_pingpong -d %dev -g %gidl -p %port -n 50"
 # tries again. So our client's REQs are late.
 for p in ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_atomic_bw ib_atomic_lat; do
   short=; case $p in ib_write_bw|ib_read_lat) short=short;; esac
-  talk $p "$short" "$p -F -d %dev -x %gid -p %port -n 50" "$p -F -d %dev -x %gid -p %port -n 50 %s"
-  talk $p-R "slow=delay=1s_qp=0x1_dir=tx" "$p -F -d %dev -p %port -R -n 20" "$p -F -d %dev -p %port -R -n 20 %s"
+  talk $p "$short" "$p -F -u 18 -d %dev -x %gid -p %port -n 50" "$p -F -u 18 -d %dev -x %gid -p %port -n 50 %s"
+  talk $p-R "slow=delay=1s_qp=0x1_dir=tx" "$p -F -u 18 -d %dev -p %port -R -n 20" "$p -F -u 18 -d %dev -p %port -R -n 20 %s"
 done
 for p in ib_write_bw ib_write_lat ib_send_bw ib_send_lat; do
-  talk $p-UC "" "$p -F -d %dev -x %gid -p %port -c UC -s 4000 -n 20" "$p -F -d %dev -x %gid -p %port -c UC -s 4000 -n 20 %s"
+  talk $p-UC "" "$p -F -u 18 -d %dev -x %gid -p %port -c UC -s 4000 -n 20" "$p -F -u 18 -d %dev -x %gid -p %port -c UC -s 4000 -n 20 %s"
 done
 for p in ib_send_bw ib_send_lat; do
-  talk $p-UD "" "$p -F -d %dev -x %gid -p %port -c UD -n 50" "$p -F -d %dev -x %gid -p %port -c UD -n 50 %s"
-  talk $p-srq "" "$p -F -d %dev -x %gid -p %port --use-srq -n 50" "$p -F -d %dev -x %gid -p %port --use-srq -n 50 %s"
+  talk $p-UD "" "$p -F -u 18 -d %dev -x %gid -p %port -c UD -n 50" "$p -F -u 18 -d %dev -x %gid -p %port -c UD -n 50 %s"
+  talk $p-srq "" "$p -F -u 18 -d %dev -x %gid -p %port --use-srq -n 50" "$p -F -u 18 -d %dev -x %gid -p %port --use-srq -n 50 %s"
 done
 for m in 256 512 1024; do for p in ib_write_bw ib_read_bw ib_send_bw; do
-  talk $p-mtu$m "" "$p -F -d %dev -x %gid -p %port -m $m -n 20" "$p -F -d %dev -x %gid -p %port -m $m -n 20 %s"
+  talk $p-mtu$m "" "$p -F -u 18 -d %dev -x %gid -p %port -m $m -n 20" "$p -F -u 18 -d %dev -x %gid -p %port -m $m -n 20 %s"
 done; done
 for p in ib_write_bw ib_send_bw ib_read_bw; do
-  talk $p-both "" "$p -F -d %dev -x %gid -p %port -b -n 20" "$p -F -d %dev -x %gid -p %port -b -n 20 %s"
-  talk $p-q4 "" "$p -F -d %dev -x %gid -p %port -q 4 -u 18 -n 20" "$p -F -d %dev -x %gid -p %port -q 4 -u 18 -n 20 %s"
+  talk $p-both "" "$p -F -u 18 -d %dev -x %gid -p %port -b -n 20" "$p -F -u 18 -d %dev -x %gid -p %port -b -n 20 %s"
+  talk $p-q4 "" "$p -F -u 18 -d %dev -x %gid -p %port -q 4 -n 20" "$p -F -u 18 -d %dev -x %gid -p %port -q 4 -n 20 %s"
 done
-talk ib_send_bw-few-receives "" "ib_send_bw -F -d %dev -x %gid -p %port -r 2 -t 8 -n 50 -s 3000" "ib_send_bw -F -d %dev -x %gid -p %port -r 2 -t 8 -n 50 -s 3000 %s"
+talk ib_send_bw-few-receives "" "ib_send_bw -F -u 18 -d %dev -x %gid -p %port -r 2 -t 8 -n 50 -s 3000" "ib_send_bw -F -u 18 -d %dev -x %gid -p %port -r 2 -t 8 -n 50 -s 3000 %s"
 # lost packets on the way, in both directions
 for p in ib_write_bw ib_read_bw ib_send_bw ib_atomic_bw; do
-  talk $p-loss "fault=drop=2%_dir=both,seed=5" "$p -F -d %dev -x %gid -p %port -n 50" "$p -F -d %dev -x %gid -p %port -n 50 %s"
+  talk $p-loss "fault=drop=2%_dir=both,seed=5" "$p -F -u 16 -d %dev -x %gid -p %port -n 50" "$p -F -u 16 -d %dev -x %gid -p %port -n 50 %s"
 done
 talk rc_pingpong-loss "fault=drop=5%_dir=both,seed=5" "ibv_rc_pingpong -d %dev -g %gid -p %port -c -n 100" "ibv_rc_pingpong -d %dev -g %gid -p %port -c -n 100 %s"
 # rdma_cm
@@ -147,5 +149,5 @@ talk ucmatose "" "ucmatose -b %s -p %port" "ucmatose -s %s -p %port"
 talk ucmatose-10 "" "ucmatose -b %s -p %port -c 10 -C 20" "ucmatose -s %s -p %port -c 10 -C 20"
 talk udaddy "short" "udaddy -b %s" "udaddy -s %s"
 talk rdma_client "" "rdma_server -p %port" "rdma_client -s %s -p %port"
-talk cmtime "" "cmtime -b %s -p %port -c 5" "cmtime -s %s -p %port -c 5"
+talk cmtime "serves has=connect" "cmtime -b %s -p %port -c 5" "cmtime -s %s -p %port -c 5"
 total programs
