@@ -1,5 +1,5 @@
 //! `cargo xtask test`: all tests. It prepares the machine, runs the workspace's tests, real verbs programs and the seeded
-//! simulation, and ends with one line of totals. A test that skips itself prints a line `skipped: <why>`, which is counted
+//! simulation, talks with a Linux kernel, and ends with one line of totals. A test that skips itself prints a line `skipped: <why>`, which is counted
 //! here.
 
 use crate::machine;
@@ -30,6 +30,7 @@ pub fn run(options: &Options) -> Outcome {
     // Tests show their output so that `skipped:` lines can be counted; only what fails or skips is passed on.
     totals += counted(cargo().args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]));
     totals += crate::clients::test();
+    totals += crate::interop::test(!options.no_install);
     let seeds = options.seeds.to_string();
     totals += whole(cargo().args(["run", "--quiet", "--package", "scalefabric-sim", "--", "--seeds", &seeds]));
     println!("{totals}");
