@@ -21,6 +21,7 @@ mod node;
 mod on_demand;
 mod personality;
 mod posting;
+mod sequences;
 mod shared_recv;
 mod threads;
 mod windows;

@@ -191,6 +191,33 @@ mod tests {
     }
 
     #[test]
+    fn a_program_with_any_bytes_changed_is_read_or_not_and_nothing_panics() {
+        let whole = std::fs::read("/bin/true").unwrap();
+        let path = std::env::temp_dir().join(format!("sfab-elf-any-{}", std::process::id()));
+        let mut state = 1_u64;
+        let mut next = |limit: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % limit
+        };
+        for _ in 0..1000 {
+            let mut bytes = whole.clone();
+            // Mostly in the headers, where the offsets stand; sometimes cut off.
+            for _ in 0..1 + next(8) {
+                let at = if next(4) == 0 { next(bytes.len()) } else { 16 + next(1000) };
+                bytes[at] = [0, 0xff, 0x7f, next(256) as u8][next(4)];
+            }
+            let tables = u64_at(&bytes, 40).map_or(0, |at| at as usize);
+            if let Some(byte) = bytes.get_mut(tables.saturating_add(next(2000))) {
+                *byte = next(256) as u8;
+            }
+            bytes.truncate(if next(8) == 0 { next(whole.len()) } else { whole.len() });
+            std::fs::write(&path, &bytes).unwrap();
+            read(&path).unwrap();
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn offsets_beyond_the_end_are_no_program_and_no_panic() {
         let mut bytes = vec![0xff_u8; 128];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
