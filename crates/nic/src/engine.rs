@@ -226,6 +226,19 @@ impl Engine {
         ports.iter_mut().for_each(|port| port.flush());
     }
 
+    /// Takes in and acknowledges what has come, before a verb ends a QP: it came while the QP lived.
+    pub(crate) fn take_in(&mut self, now: Time, ports: &mut [Box<dyn Port>]) {
+        let access = self.accessor.enter();
+        let nic = &mut self.nic;
+        let now = now.max(nic.last);
+        nic.last = now;
+        nic.begin(now, ports);
+        nic.drain(now, &access, ports, nic.config.budget.receive);
+        nic.acknowledge(now, &access, ports);
+        nic.flush(ports);
+        ports.iter_mut().for_each(|port| port.flush());
+    }
+
     /// What waits, without a turn: for whoever changed something by a verb.
     pub(crate) fn outlook(&self, now: Time) -> Turn {
         let ready = !self.nic.run.is_empty();

@@ -331,6 +331,15 @@ impl Core {
         Ok(self.lock())
     }
 
+    /// A verb is about to end a QP, or what it receives: what waits in a socket came before that, and a NIC of hardware had taken
+    /// it in by then. A peer says goodbye through QP 1, whose socket is another one, so that its last message may still wait
+    /// when the application has heard of the end. A NIC that is driven by hand moves in its turns only.
+    pub(crate) fn take_in(&self, state: &mut State) {
+        if matches!(self.clock, Clock::Real) {
+            state.engine.take_in(self.now(), &mut state.ports);
+        }
+    }
+
     /// Waits for the lock, where it is certain that the device is this process's.
     pub(crate) fn lock(&self) -> Held<'_> {
         assert!(self.home.is_here(), "a verb on the parent's device went on in a forked child");

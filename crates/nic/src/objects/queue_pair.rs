@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use scalefabric_verbs::{
     AsyncEvent, BindMw, CompletionQueue, DataInOrder, Errno, EventSubject, Gid, OpKind, PostError, QpAttr, QpAttrMask,
-    QpCap, QpInit, QpInitInfo, QpType, Qpn, QueuePair, RateLimit, RecvWr, SendFlags, SendWr, SharedReceiveQueue,
-    VerbsError, WcStatus,
+    QpCap, QpInit, QpInitInfo, QpState, QpType, Qpn, QueuePair, RateLimit, RecvWr, SendFlags, SendWr,
+    SharedReceiveQueue, VerbsError, WcStatus,
 };
 
 use super::completion_queue::CqObject;
@@ -251,6 +251,7 @@ impl QpObject {
             held.engine.nic().listen_to_qp(self.shared.index(), &self.device.events, false);
             return Ok(());
         }
+        self.core.take_in(&mut held);
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
         let now = self.core.now();
@@ -285,6 +286,9 @@ impl QueuePair for QpObject {
     fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
         self.core.check_verb(Verb::ModifyQp)?;
         let mut held = self.hold()?;
+        if mask.contains(QpAttrMask::STATE) && matches!(attr.qp_state, QpState::Err | QpState::Reset) {
+            self.core.take_in(&mut held);
+        }
         let now = self.core.now();
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();

@@ -236,3 +236,27 @@ fn an_unknown_device_is_told_apart_from_those_there_are() {
     assert_eq!(error.errno, Errno::ENODEV);
     assert!(error.message.contains("sflo") && error.message.contains("six"), "{error}");
 }
+
+#[test]
+fn what_came_before_a_qp_is_ended_was_received() {
+    // Both are deaf while nobody calls them.
+    let deaf = |options: &mut Options| options.worker = false;
+    let left = provider("before-a", &[161], deaf).open("before-a").unwrap();
+    let right = provider("before-b", &[162], deaf).open("before-b").unwrap();
+    let (a, b) = (end(&*left, 1), end(&*right, 1));
+    connect(&a, &b, 1);
+    connect(&b, &a, 1);
+    for wr_id in [5, 6] {
+        b.qp.post_recv(&[RecvWr { wr_id, sg_list: &[sge(&*b.mr, 0, 64)] }]).unwrap();
+    }
+    // It lies in the other side's socket when this returns.
+    let sg_list = [sge(&*a.mr, 0, 16)];
+    a.qp.post_send(&[SendWr { sg_list: &sg_list, ..SendWr::new(1, SendOp::Send) }]).unwrap();
+    let (error, mask) = QpAttr::error();
+    b.qp.modify(&error, mask).unwrap();
+    assert_eq!(
+        [wait(&*b.cq), wait(&*b.cq)].map(|wc| (wc.wr_id, wc.status)),
+        [(5, WcStatus::Success), (6, WcStatus::WrFlushErr)]
+    );
+    assert_eq!(wait(&*a.cq).status, WcStatus::Success, "and it was acknowledged");
+}
