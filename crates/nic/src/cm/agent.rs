@@ -32,7 +32,7 @@ use crate::worker::with_signals_blocked;
 /// What the thread is told.
 pub(super) enum Work {
     /// A message has come.
-    Message(Arc<Core>, GsiDatagram),
+    Message(Arc<Core>, Box<GsiDatagram>),
     /// A process has died and left connections.
     Orphans(Arc<Core>, Vec<Orphan>),
     /// An address of a port has gone.
@@ -58,7 +58,7 @@ impl Post {
 
 impl GsiSink for Post {
     fn take(&self, core: &Arc<Core>, datagrams: Vec<GsiDatagram>) {
-        Self::leave(datagrams.into_iter().map(|datagram| Work::Message(core.clone(), datagram)));
+        Self::leave(datagrams.into_iter().map(|datagram| Work::Message(core.clone(), Box::new(datagram))));
     }
 
     fn address_gone(&self, core: &Arc<Core>, port_num: u8, gid: Gid) {

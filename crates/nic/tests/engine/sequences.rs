@@ -261,7 +261,8 @@ impl Play<'_> {
             0 => Qpn::MULTICAST,
             _ => theirs.qps.first().map_or(Qpn::new(0x1_0001), |posted| posted.qp.qp_num()),
         };
-        let ud = mine.ahs.get(usize::from(odd % 3 == 0)).map(|ah| UdAddress { ah: &**ah, remote_qpn, remote_qkey: QKey(7) });
+        let ud =
+            mine.ahs.get(usize::from(odd % 3 == 0)).map(|ah| UdAddress { ah: &**ah, remote_qpn, remote_qkey: QKey(7) });
         let wr_id = self.next & !1;
         self.next += 2;
         let wr = SendWr {
@@ -399,10 +400,8 @@ fn calls_in_any_order_complete_once_and_in_order() {
     let seeds = seeds();
     let many = seeds.end - seeds.start >= 400;
     for seed in seeds {
-        let again = format!(
-            "SCALEFABRIC_SEQUENCES={seed}..{} cargo test -p scalefabric-nic --test engine sequences",
-            seed + 1
-        );
+        let again =
+            format!("SCALEFABRIC_SEQUENCES={seed}..{} cargo test -p scalefabric-nic --test engine sequences", seed + 1);
         let played = std::panic::catch_unwind(|| play(&bytes_of(seed, 1500)));
         let tally = played.unwrap_or_else(|_| panic!("again: {again}"));
         tally.into_iter().for_each(|(status, count)| *all.entry(status).or_default() += count);
