@@ -1,6 +1,6 @@
-//! `cargo xtask test`: all tests. It prepares the machine, runs the workspace's tests, real verbs programs and the seeded
-//! simulation, talks with a Linux kernel, and ends with one line of totals. A test that skips itself prints a line `skipped: <why>`, which is counted
-//! here.
+//! `cargo xtask test`: all tests. It prepares the machine, runs the workspace's tests, real verbs programs, a few
+//! conversations with a Linux kernel and the seeded simulation, and ends with one line of totals. A test that skips itself
+//! prints a line `skipped: <why>`, which is counted here.
 
 use crate::machine;
 use crate::process::{Outcome, cargo, shown};

@@ -32,7 +32,8 @@ subject() {
   wanted "$n" "$2" || return 0
   for word in $2; do case $word in golden=*) golden=${word#*=};; over=6) g=2 ours=$OURS6;; over=ll) g=0 ours=$OURSL;;
     fault=*) word=${word#*=}; fault=(--fault "${word//_/ }");; esac; done
-  what="${c//,/, }${fault:+; ${fault[1]}}"
+  what="${c//,/, }"; [ "${s#*-q ?? }" = "$s" ] || what="$what; the server $s"
+  what="$what${fault:+; ${fault[1]}}"
   local gc gs t; gc=$(golden_client "$golden"); gs=$(golden_server "$golden")
   # The hand-shake runs over IPv4 whatever the GIDs are.
   t=$(ms); "$RIG" exec 1 "rigpeer -T 30 -g $g $s >/tmp/s 2>&1 &" >/dev/null
