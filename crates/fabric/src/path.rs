@@ -2,6 +2,8 @@
 //! pure functions; who knows the topology chooses.
 
 use scalefabric_verbs::Gid;
+/// Flow labels and the UDP source ports that they name.
+pub use scalefabric_verbs::{flow_label_of, udp_source_port};
 use serde::{Deserialize, Serialize};
 
 /// One way from a local port to a peer's port.
@@ -23,24 +25,6 @@ pub struct Path {
     pub dscp: u8,
 }
 
-/// The UDP source port that a flow label stands for: 0xC000 to 0xFFFF (annex A17; the fold of 20 bits into 14 is that of Linux's
-/// `rdma_flow_label_to_udp_sport`).
-pub const fn udp_source_port(flow_label: u32) -> u16 {
-    let low = flow_label & 0x3fff;
-    let high = (flow_label & 0xf_c000) >> 14;
-    ((low ^ high) | 0xc000) as u16
-}
-
-/// The smallest flow label that gives a UDP source port of 0xC000 to 0xFFFF; `None` for others, which RoCE does not use.
-/// Port 0xC000 comes from label 0x4001, since label 0 means that the device chooses.
-pub const fn flow_label_of(udp_source_port: u16) -> Option<u32> {
-    match udp_source_port {
-        0xc000 => Some(0x4001),
-        0xc001..=0xffff => Some((udp_source_port & 0x3fff) as u32),
-        _ => None,
-    }
-}
-
 /// GIDs as people write them.
 mod gid_text {
     use super::Gid;
@@ -55,23 +39,5 @@ mod gid_text {
         let address: std::net::Ipv6Addr =
             text.parse().map_err(|_| D::Error::custom(format!("`{text}` is not a GID")))?;
         Ok(Gid(address.octets()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_source_port_of_roce_has_a_flow_label_and_no_other() {
-        for port in 0..=u16::MAX {
-            match flow_label_of(port) {
-                Some(label) => {
-                    assert_ne!(label, 0);
-                    assert_eq!(udp_source_port(label), port);
-                }
-                None => assert!(port < 0xc000),
-            }
-        }
     }
 }

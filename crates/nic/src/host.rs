@@ -215,7 +215,7 @@ pub struct QpHost<'a, 't> {
     pub ports: Option<&'a [Box<dyn Port>]>,
 }
 
-/// The flow from which a port chooses the UDP source port: the flow label if the application gave one, else a mix of the
+/// The flow from which a port chooses the UDP source port, unless the flow label names one: the flow label if the application gave one, else a mix of the
 /// two QPNs as Linux has it (`rdma_calc_flow_label`).
 pub fn flow_of(av: &AddressVector, local: Qpn, remote: Qpn) -> u32 {
     if av.flow_label & 0x000f_ffff != 0 {
@@ -232,7 +232,9 @@ pub fn make_route(fabric: &mut Fabric, ports: Option<&[Box<dyn Port>]>, av: &Add
     let src = fabric.tables.port(av.port_num).and_then(|p| p.gid(u32::from(av.sgid_index))).unwrap_or(Gid::ZERO);
     let index = usize::from(av.port_num).wrapping_sub(1);
     let src_port = match ports.and_then(|p| p.get(index)) {
-        Some(port) => port.source_port(src.to_ip(), flow),
+        Some(port) => scalefabric_verbs::named_source_port(av.flow_label)
+            .and_then(|wanted| port.named_source_port(src.to_ip(), wanted))
+            .unwrap_or_else(|| port.source_port(src.to_ip(), flow)),
         None => fabric.fallback_ports.get(index).copied().unwrap_or(0xc000),
     };
     let way = Way::between(src, av.dgid, src_port, av);

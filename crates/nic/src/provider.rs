@@ -529,6 +529,7 @@ impl Context for SoftwareContext {
         add("rx_socket_overflow", sockets.overflow_drops());
         add("rx_socket_errors", udp.receive_errors.load(Ordering::Relaxed));
         add("tx_gso_refused", udp.gso_refused.load(Ordering::Relaxed));
+        add("tx_source_port_refused", udp.unnamed.load(Ordering::Relaxed));
         add("rx_handed_over", udp.handed_over.load(Ordering::Relaxed));
         add("rx_taken_over", udp.taken_over.load(Ordering::Relaxed));
         if let Some(faults) = self.device.faults.get(index) {

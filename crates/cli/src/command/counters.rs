@@ -83,6 +83,10 @@ const OF_THE_PROCESS: &[(&str, &str)] = &[
     ),
     ("rx_socket_errors", "Errors of receive calls, such as ICMP answers to what was sent."),
     ("tx_gso_refused", "Times a path refused a train, so that its datagrams leave one at a time."),
+    (
+        "tx_source_port_refused",
+        "Flows whose flow label named a UDP source port and that got another one: 64 were named already, or another program has it.",
+    ),
     ("rx_handed_over", "Datagrams that came here and belonged to a neighbour process: passed on."),
     ("rx_taken_over", "Datagrams that a neighbour process passed on to this one."),
     ("fault_dropped", "Datagrams dropped by --fault in this process."),

@@ -373,6 +373,10 @@ impl<P: Port> Port for CapturePort<P> {
         self.inner.source_port(src, flow)
     }
 
+    fn named_source_port(&self, src: IpAddr, wanted: u16) -> Option<u16> {
+        self.inner.named_source_port(src, wanted)
+    }
+
     fn max_train(&self) -> usize {
         self.inner.max_train()
     }

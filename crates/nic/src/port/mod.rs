@@ -89,6 +89,11 @@ pub trait Port: Send {
     /// The source UDP port for a flow (0xC000 to 0xFFFF), one of those that the port can send from.
     fn source_port(&self, src: IpAddr, flow: u32) -> u16;
 
+    /// The same for a flow whose source port was chosen by whoever knows the fabric: that port if this one can send from it, else `None`.
+    fn named_source_port(&self, _src: IpAddr, _wanted: u16) -> Option<u16> {
+        None
+    }
+
     /// Datagrams in one train, at most; 1 if there are no trains. May fall to 1 for good while running (a path that
     /// refuses GSO): ask each time.
     fn max_train(&self) -> usize {
@@ -148,6 +153,10 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn source_port(&self, src: IpAddr, flow: u32) -> u16 {
         (**self).source_port(src, flow)
+    }
+
+    fn named_source_port(&self, src: IpAddr, wanted: u16) -> Option<u16> {
+        (**self).named_source_port(src, wanted)
     }
     fn max_train(&self) -> usize {
         (**self).max_train()

@@ -64,6 +64,8 @@ pub struct UdpCounters {
     pub hand_over_lost: AtomicU64,
     /// Datagrams that another slot handed to us.
     pub taken_over: AtomicU64,
+    /// Flows that asked for a source port by name and got another one: too many were named, or somebody else has it.
+    pub unnamed: AtomicU64,
     /// Errors of receive calls.
     pub receive_errors: AtomicU64,
     /// The last `errno` of a send that was refused; 0 if none was.
@@ -542,7 +544,7 @@ impl Port for UdpPort {
             self.egress_drops += train.bytes.len().div_ceil(train.segment.max(1)) as u64;
             return Sent::Done;
         };
-        let (socket, scope) = (pool.by_port(train.src_port).fd.as_raw_fd(), pool.local.ifindex);
+        let (socket, scope) = (pool.by_port(train.src_port), pool.local.ifindex);
         if self.pending.push(socket, scope, train) {
             return Sent::Done;
         }
@@ -575,6 +577,17 @@ impl Port for UdpPort {
 
     fn source_port(&self, src: IpAddr, flow: u32) -> u16 {
         self.pool(src).map_or(socket::FIRST_SOURCE_PORT, |pool| pool.for_flow(flow).source_port)
+    }
+
+    fn named_source_port(&self, src: IpAddr, wanted: u16) -> Option<u16> {
+        match self.pool(src)?.name(wanted) {
+            Ok(()) => Some(wanted),
+            Err(e) => {
+                self.note_errno(e.raw_os_error().unwrap_or(0));
+                self.sockets.counters.unnamed.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+        }
     }
 
     fn max_train(&self) -> usize {

@@ -1,10 +1,11 @@
 //! Sending: a pool of sockets for each local address, GSO trains, and several small trains with one `sendmmsg`.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
-use super::socket::{FIRST_SOURCE_PORT, LocalAddress, ROCE_PORT, RawAddress, open_send};
+use super::socket::{FIRST_SOURCE_PORT, LocalAddress, ROCE_PORT, RawAddress, open_named, open_send, share};
 use crate::port::Train;
 use crate::process::Descriptor;
 
@@ -114,8 +115,15 @@ pub(crate) struct SendSocket {
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) local: LocalAddress,
+    /// Those among which flows are spread.
     pub(crate) sockets: Vec<SendSocket>,
+    /// Those that somebody named, in order of source port.
+    named: RefCell<Vec<SendSocket>>,
+    buffer_bytes: usize,
 }
+
+/// Source ports of an address that can be named, at most: each costs a descriptor for as long as the address is there.
+const MAX_NAMED: usize = 64;
 
 impl Pool {
     /// Opens `size` sockets on different source ports, from one that depends on `start` on.
@@ -137,7 +145,11 @@ impl Pool {
         if sockets.is_empty() {
             Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
         } else {
-            Ok(Self { local, sockets })
+            // From here on others may have the same source port: what matters is only that these differ from one another.
+            for socket in &sockets {
+                share(socket.fd.as_raw_fd())?;
+            }
+            Ok(Self { local, sockets, named: RefCell::default(), buffer_bytes })
         }
     }
 
@@ -148,9 +160,28 @@ impl Pool {
         &self.sockets[hash as usize % self.sockets.len()]
     }
 
-    /// The socket with a source port; the first one if there is none (the pool was opened anew since).
-    pub(crate) fn by_port(&self, source_port: u16) -> &SendSocket {
-        self.sockets.iter().find(|s| s.source_port == source_port).unwrap_or(&self.sockets[0])
+    /// The socket with a source port. After the pool was opened anew it may be missing: then it is opened, and if that cannot be, the first one of all
+    /// stands in.
+    pub(crate) fn by_port(&self, source_port: u16) -> RawFd {
+        let find = |sockets: &[SendSocket]| Some(sockets.iter().find(|s| s.source_port == source_port)?.fd.as_raw_fd());
+        let named = || find(&self.named.borrow());
+        let open = || self.name(source_port).ok().and_then(|()| find(&self.named.borrow()));
+        find(&self.sockets).or_else(named).or_else(open).unwrap_or_else(|| self.sockets[0].fd.as_raw_fd())
+    }
+
+    /// Sees to it that there is a socket with this source port. `EMFILE`: too many have been named already.
+    pub(crate) fn name(&self, source_port: u16) -> io::Result<()> {
+        if self.sockets.iter().any(|s| s.source_port == source_port) {
+            return Ok(());
+        }
+        let mut named = self.named.borrow_mut();
+        let Err(place) = named.binary_search_by_key(&source_port, |s| s.source_port) else { return Ok(()) };
+        if named.len() >= MAX_NAMED || source_port < FIRST_SOURCE_PORT {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let fd = open_named(self.local, source_port, self.buffer_bytes)?;
+        named.insert(place, SendSocket { fd, source_port });
+        Ok(())
     }
 }
 

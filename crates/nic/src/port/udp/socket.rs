@@ -207,8 +207,22 @@ fn attach(socket: RawFd, name: i32, program: &mut [libc::sock_filter]) -> io::Re
     set(socket, libc::SOL_SOCKET, name, &program)
 }
 
-/// Opens a send socket on `local` and a source port. `EADDRINUSE`: take another port.
+/// Opens a send socket on `local` and a source port that nobody else has. `EADDRINUSE`: take another port.
 pub fn open_send(local: LocalAddress, source_port: u16, buffer_bytes: usize) -> io::Result<Descriptor> {
+    open_source(local, source_port, buffer_bytes, false)
+}
+
+/// The same, on a source port that other send sockets may have too.
+pub(crate) fn open_named(local: LocalAddress, source_port: u16, buffer_bytes: usize) -> io::Result<Descriptor> {
+    open_source(local, source_port, buffer_bytes, true)
+}
+
+/// Lets others open the same source port with [`open_named`]. Nothing is received by any of them, so they do not disturb one another.
+pub(crate) fn share(socket: RawFd) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)
+}
+
+fn open_source(local: LocalAddress, source_port: u16, buffer_bytes: usize, shared: bool) -> io::Result<Descriptor> {
     let v6 = local.ip.is_ipv6();
     let socket = open(v6)?;
     let fd = socket.as_raw_fd();
@@ -240,6 +254,9 @@ pub fn open_send(local: LocalAddress, source_port: u16, buffer_bytes: usize) -> 
             };
             set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &interface)?;
         }
+    }
+    if shared {
+        share(fd)?;
     }
     bind(&socket, &RawAddress::new(local.ip, source_port, local.ifindex, 0))?;
     Ok(socket)

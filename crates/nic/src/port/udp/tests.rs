@@ -203,7 +203,7 @@ fn without_gso_a_train_leaves_in_pieces_with_new_icrcs() {
         reseal(datagram, &t, i as u16);
     }
     let t = Train { bytes: &bytes, ..t };
-    let socket = left.pools[0].by_port(t.src_port).fd.as_raw_fd();
+    let socket = left.pools[0].by_port(t.src_port);
     // What a path without GSO makes the kernel answer.
     left.lose(socket, 0, &t, Outcome::GsoRefused);
     assert_eq!(left.max_train(), 1);
@@ -227,6 +227,36 @@ fn flows_spread_over_source_ports_and_stay_on_theirs() {
     let distinct: std::collections::HashSet<_> = ports.iter().collect();
     assert_eq!(distinct.len(), UdpOptions::default().source_ports);
     assert_eq!(ports, (0..64).map(|flow| left.source_port(a.ip, flow)).collect::<Vec<u16>>());
+}
+
+#[test]
+fn a_named_source_port_is_used_by_several_ports_of_one_address_up_to_a_limit() {
+    let (a, b) = (local(24), local(25));
+    // Two processes of one device: the second one alone may not open the address again, so it has no receive sockets.
+    let (mut left, mut right) = (port(&[a]), port(&[b]));
+    let neighbour = send::Pool::open(a, 8, 0, 1 << 20).unwrap();
+    let of = |pool: &send::Pool| pool.sockets.iter().map(|s| s.source_port).collect::<Vec<_>>();
+    let spread = [of(&neighbour), of(&left.pools[0])].concat();
+    let mut free = (socket::FIRST_SOURCE_PORT..=u16::MAX).filter(|p| !spread.contains(p));
+    let chosen = free.next().unwrap();
+    assert_eq!(left.named_source_port(a.ip, chosen), Some(chosen));
+    neighbour.name(chosen).unwrap();
+    // Also one that the other spreads its flows over, and one that it has itself.
+    for wanted in [neighbour.sockets[0].source_port, left.pools[0].sockets[0].source_port] {
+        assert_eq!(left.named_source_port(a.ip, wanted), Some(wanted));
+    }
+    let t = Train { src_port: chosen, ..train(&left, a, b, 20, &[7; 40]) };
+    assert_eq!(left.send(&t), Sent::Done);
+    left.flush();
+    let got = wait_for(&mut right, 2);
+    assert_eq!(got.iter().map(|d| d.src_port).collect::<Vec<_>>(), [chosen; 2]);
+    let named = free.by_ref().take(256).filter(|&wanted| left.named_source_port(a.ip, wanted).is_some()).count();
+    assert_eq!((named, left.sockets().counters.unnamed.load(Ordering::Relaxed)), (62, 256 - 62));
+    assert_eq!(left.named_source_port(a.ip, chosen), Some(chosen));
+    assert_eq!(left.named_source_port(b.ip, chosen), None);
+    // A pool of another process still finds source ports of its own.
+    let third = send::Pool::open(a, 8, 0, 1 << 20).unwrap();
+    assert!(of(&third).iter().all(|p| !spread.contains(p)));
 }
 
 #[test]
