@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod cache;
 pub mod certificate;
 pub mod directory;
+pub mod ecmp;
 pub mod endpoint;
 pub mod error;
 pub mod exchange;
