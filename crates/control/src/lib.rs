@@ -2,4 +2,7 @@
 //! connected works on when it is away.
 #![forbid(unsafe_code)]
 
+pub mod rebalance;
 pub mod store;
+pub mod tenant;
+pub mod topology;

@@ -1,0 +1,532 @@
+//! The decider: reports, records and answers come in, orders go out. It has no clock, no socket and no thread: whoever drives it hands in the time, of a clock that does not go
+//! back. Without authority it orders nothing; what it has learnt it keeps.
+
+use super::decision::{Decision, DecisionLog, DecisionOutcome, PortInput, explain};
+use super::report::{ConnectionLoad, MAX_CONNECTIONS, MAX_PORTS, PortLoad, Refused, UtilisationReport};
+use crate::topology::PortName;
+use scalefabric_fabric::balance::{
+    ConnectionKey, ConnectionSample, Freeze, History, Move, Plan, Policy, PortKey, PortSample, Refusal, Route,
+    RouteKey, Snapshot, Wishes, plan,
+};
+use scalefabric_fabric::directory::{
+    ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Order, OrderResult,
+};
+use scalefabric_fabric::{FabricError, Path};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+
+/// How the decider works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeciderOptions {
+    /// Time between two rounds, ms. Default 100. 0: at every poll.
+    pub round_ms: u64,
+    /// Decisions that are kept. Default 1,000.
+    pub keep_decisions: usize,
+    /// Decide and explain, but order nothing. Default false.
+    pub dry_run: bool,
+}
+
+impl Default for DeciderOptions {
+    fn default() -> Self {
+        Self { round_ms: 100, keep_decisions: 1_000, dry_run: false }
+    }
+}
+
+/// What the operator wants, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct OperatorWishes {
+    /// What is stopped.
+    pub freeze: Freeze,
+    /// Connections that only the operator moves.
+    pub pinned: BTreeSet<ConnectionId>,
+    /// Ports that should be empty.
+    pub drained: BTreeSet<PortName>,
+    /// Connections that should go to a certain path.
+    pub moves: BTreeMap<ConnectionId, Path>,
+}
+
+/// What happened in the last round, for people and metrics.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct RoundSummary {
+    /// When, ms.
+    pub at_ms: u64,
+    /// Moves that were decided.
+    pub moves: usize,
+    /// What could not be done.
+    pub refusals: Vec<Refusal>,
+    /// How many samples were not believed.
+    pub doubts: usize,
+}
+
+/// Authority to give orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Authority {
+    token: FencingToken,
+    until_ms: u64,
+    /// Until then only what cannot wait is done: orders of the leader before may still be on their way.
+    quiet_until_ms: u64,
+}
+
+#[derive(Debug)]
+struct NodeView {
+    epoch: u64,
+    serial: u64,
+    taken_ms: u64,
+    ports: Vec<PortLoad>,
+    connections: BTreeMap<ConnectionId, ConnectionLoad>,
+}
+
+#[derive(Debug)]
+struct ConnectionView {
+    key: ConnectionKey,
+    record: ConnectionRecord,
+}
+
+#[derive(Debug)]
+struct Outstanding {
+    decision: u64,
+    order: Order,
+    until_ms: u64,
+}
+
+/// The decider.
+#[derive(Debug)]
+pub struct Decider {
+    options: DeciderOptions,
+    policy: Policy,
+    wishes: OperatorWishes,
+    authority: Option<Authority>,
+    nodes: BTreeMap<String, NodeView>,
+    connections: BTreeMap<ConnectionId, ConnectionView>,
+    port_keys: BTreeMap<PortName, PortKey>,
+    port_names: Vec<PortName>,
+    planes: BTreeMap<PortName, u32>,
+    next_connection: u64,
+    history: History,
+    outstanding: BTreeMap<ConnectionId, Outstanding>,
+    log: DecisionLog,
+    last_round_ms: Option<u64>,
+    summary: RoundSummary,
+}
+
+impl Decider {
+    /// A decider without authority that knows nothing.
+    pub fn new(options: DeciderOptions, policy: Policy) -> Result<Self, FabricError> {
+        policy.check()?;
+        let log = DecisionLog::new(options.keep_decisions);
+        Ok(Self {
+            options,
+            policy,
+            wishes: OperatorWishes::default(),
+            authority: None,
+            nodes: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            port_keys: BTreeMap::new(),
+            port_names: Vec::new(),
+            planes: BTreeMap::new(),
+            next_connection: 0,
+            history: History::default(),
+            outstanding: BTreeMap::new(),
+            log,
+            last_round_ms: None,
+            summary: RoundSummary::default(),
+        })
+    }
+
+    /// It leads with this token until `until_ms`, unless told so again. A token that is not higher than one that it has lost is not taken. A new token begins quietly: for as long
+    /// as an order may take, only what cannot wait is done.
+    pub fn lead(&mut self, token: FencingToken, until_ms: u64, now_ms: u64) {
+        let quiet_until_ms = match self.authority {
+            Some(old) if old.token == token => old.quiet_until_ms,
+            Some(old) if old.token > token => return,
+            _ => {
+                self.history = History::default();
+                self.abandon();
+                now_ms.saturating_add(self.policy.order_ms)
+            }
+        };
+        self.authority = Some(Authority { token, until_ms, quiet_until_ms });
+    }
+
+    /// It no longer leads: another does, or it is not known.
+    pub fn step_down(&mut self) {
+        if let Some(authority) = &mut self.authority {
+            authority.until_ms = 0;
+        }
+        self.abandon();
+    }
+
+    /// Whether it may give orders now.
+    pub fn leads(&self, now_ms: u64) -> Option<FencingToken> {
+        self.authority.filter(|authority| now_ms < authority.until_ms).map(|authority| authority.token)
+    }
+
+    /// Other rules. A policy that refuses itself is not taken.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), FabricError> {
+        policy.check()?;
+        self.policy = policy;
+        Ok(())
+    }
+
+    /// Other wishes.
+    pub fn set_wishes(&mut self, wishes: OperatorWishes) {
+        self.wishes = wishes;
+    }
+
+    /// Decide only, or order as well.
+    pub fn set_dry_run(&mut self, dry_run: bool) {
+        self.options.dry_run = dry_run;
+    }
+
+    /// Which ports are on which plane, from the topology. A port that is not among them reaches all.
+    pub fn set_planes(&mut self, planes: BTreeMap<PortName, u32>) {
+        self.planes = planes;
+    }
+
+    /// A report of an agent. What it says of others than its own node is left out and told.
+    pub fn handle_report(&mut self, report: UtilisationReport, now_ms: u64) -> Vec<Refused> {
+        if report.ports.len() > MAX_PORTS || report.connections.len() > MAX_CONNECTIONS {
+            return vec![Refused::TooLarge];
+        }
+        if let Some(last) = self.nodes.get(&report.node)
+            && (report.epoch, report.serial) <= (last.epoch, last.serial)
+        {
+            return vec![Refused::OutOfOrder];
+        }
+        let UtilisationReport { node, epoch, serial, age_ms, ports, connections } = report;
+        let mut refused = Vec::new();
+        let (own, foreign): (Vec<_>, Vec<_>) = ports.into_iter().partition(|load| load.port.node == node);
+        refused.extend(foreign.into_iter().map(|load| Refused::ForeignPort { port: load.port }));
+        let made_here = |load: &ConnectionLoad| node_of(&load.connection) == node;
+        let (mine, foreign): (Vec<_>, Vec<_>) = connections.into_iter().partition(made_here);
+        refused.extend(foreign.into_iter().map(|load| Refused::ForeignConnection { connection: load.connection }));
+        for load in &own {
+            self.port_key(&load.port);
+        }
+        let connections = mine.into_iter().map(|load| (load.connection.clone(), load)).collect();
+        // Whether that is too old, or older than what was seen before, the balancing rule judges.
+        let taken_ms = now_ms.saturating_sub(age_ms);
+        self.nodes.insert(node, NodeView { epoch, serial, taken_ms, ports: own, connections });
+        refused
+    }
+
+    /// A connection is new, has changed, or is closed. An older generation never replaces a newer one.
+    pub fn handle_record(&mut self, record: ConnectionRecord) {
+        if record.state == ConnectionState::Closed {
+            self.connections.remove(&record.id);
+            self.outstanding.remove(&record.id);
+            return;
+        }
+        match self.connections.get_mut(&record.id) {
+            Some(view) if view.record.generation <= record.generation => view.record = record,
+            Some(_) => {}
+            None => {
+                let key = ConnectionKey(self.next_connection);
+                self.next_connection += 1;
+                self.connections.insert(record.id.clone(), ConnectionView { key, record });
+            }
+        }
+    }
+
+    /// A record is gone from the directory: its lease has ended.
+    pub fn forget(&mut self, connection: &ConnectionId) {
+        self.connections.remove(connection);
+        self.outstanding.remove(connection);
+    }
+
+    /// The directory was read anew: these are all connections that there are.
+    pub fn handle_listing(&mut self, records: Vec<ConnectionRecord>) {
+        let there: BTreeSet<ConnectionId> = records.iter().map(|record| record.id.clone()).collect();
+        self.connections.retain(|id, _| there.contains(id));
+        self.outstanding.retain(|id, _| there.contains(id));
+        records.into_iter().for_each(|record| self.handle_record(record));
+    }
+
+    /// The answer to an order. An answer to an order that is not outstanding is left alone: it came too late, and the record will show where the connection is.
+    pub fn handle_result(&mut self, order: &Order, result: OrderResult, now_ms: u64) {
+        let Order::Move { connection, token, .. } = order else { return };
+        if let OrderResult::Fenced { highest } = result
+            && self.authority.is_some_and(|authority| highest > authority.token)
+        {
+            self.end(connection, order, DecisionOutcome::Fenced);
+            self.step_down();
+            return;
+        }
+        if self.authority.is_none_or(|authority| authority.token != *token) {
+            return;
+        }
+        match result {
+            OrderResult::Done { pause_us, .. } => {
+                self.end(connection, order, DecisionOutcome::Done { pause_us });
+            }
+            OrderResult::RolledBack { reason } => {
+                if self.end(connection, order, DecisionOutcome::RolledBack { reason }) {
+                    self.failed(connection, now_ms);
+                }
+            }
+            OrderResult::Fenced { .. } => {
+                if self.end(connection, order, DecisionOutcome::Fenced) {
+                    self.failed(connection, now_ms);
+                }
+            }
+        }
+    }
+
+    /// Orders that should be given now; none without authority. Each goes to the node that made the connection ([`node_of`]).
+    pub fn poll_orders(&mut self, now_ms: u64) -> Vec<Order> {
+        let due =
+            self.last_round_ms.is_none_or(|last| now_ms >= last.saturating_add(self.options.round_ms) || now_ms < last);
+        if !due {
+            return Vec::new();
+        }
+        self.last_round_ms = Some(now_ms);
+        self.note_silence(now_ms);
+        let Some(authority) = self.authority.filter(|authority| now_ms < authority.until_ms) else {
+            return Vec::new();
+        };
+        let (ports, connections) = self.samples();
+        let snapshot = Snapshot { now_ms, ports: &ports, connections: &connections };
+        let mut wishes = self.keyed_wishes();
+        if now_ms < authority.quiet_until_ms && wishes.freeze == Freeze::No {
+            wishes.freeze = Freeze::Optional;
+        }
+        // A dry run's moves are thought of, and then forgotten.
+        let before = self.options.dry_run.then(|| self.history.clone());
+        let mut decided = plan(&snapshot, &self.policy, &wishes, std::mem::take(&mut self.history));
+        self.summary = RoundSummary {
+            at_ms: now_ms,
+            moves: decided.moves.len(),
+            refusals: decided.refusals.clone(),
+            doubts: decided.doubts.len(),
+        };
+        let orders = self.carry_out(&decided, &snapshot, &wishes, authority.token);
+        self.history = match before {
+            // What would have been ordered was not: the history only learns what was measured.
+            Some(before) => plan(&snapshot, &self.policy, &Wishes { freeze: Freeze::All, ..wishes }, before).history,
+            None => std::mem::take(&mut decided.history),
+        };
+        orders
+    }
+
+    /// When it wants to be polled next, if nothing happens before.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.last_round_ms.map(|last| last.saturating_add(self.options.round_ms))
+    }
+
+    /// The last decisions.
+    pub fn decisions(&self) -> &DecisionLog {
+        &self.log
+    }
+
+    /// What happened in the last round.
+    pub fn last_round(&self) -> &RoundSummary {
+        &self.summary
+    }
+
+    /// The rules.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    fn port_key(&mut self, name: &PortName) -> PortKey {
+        if let Some(&key) = self.port_keys.get(name) {
+            return key;
+        }
+        let key = PortKey(self.port_names.len() as u32);
+        self.port_names.push(name.clone());
+        self.port_keys.insert(name.clone(), key);
+        key
+    }
+
+    fn port_name(&self, key: PortKey) -> String {
+        self.port_names.get(key.0 as usize).map_or_else(|| "?".into(), ToString::to_string)
+    }
+
+    /// Orders without an answer are over when the balancing rule has given them up.
+    fn note_silence(&mut self, now_ms: u64) {
+        let over: Vec<ConnectionId> =
+            self.outstanding.iter().filter(|(_, one)| now_ms >= one.until_ms).map(|(id, _)| id.clone()).collect();
+        for id in over {
+            if let Some(one) = self.outstanding.remove(&id) {
+                self.log.end(one.decision, DecisionOutcome::NoAnswer);
+            }
+        }
+    }
+
+    fn abandon(&mut self) {
+        for one in std::mem::take(&mut self.outstanding).into_values() {
+            self.log.end(one.decision, DecisionOutcome::NoAnswer);
+        }
+    }
+
+    /// Ends an outstanding order, if it is this one.
+    fn end(&mut self, connection: &ConnectionId, order: &Order, outcome: DecisionOutcome) -> bool {
+        if self.outstanding.get(connection).is_none_or(|one| one.order != *order) {
+            return false;
+        }
+        if let Some(one) = self.outstanding.remove(connection) {
+            self.log.end(one.decision, outcome);
+        }
+        true
+    }
+
+    fn failed(&mut self, connection: &ConnectionId, now_ms: u64) {
+        if let Some(view) = self.connections.get(connection) {
+            self.history.failed(view.key, now_ms);
+        }
+    }
+
+    /// What is known, in the numbers of the balancing rule.
+    fn samples(&self) -> (Vec<PortSample>, Vec<ConnectionSample>) {
+        let mut ports = Vec::new();
+        let mut owners: BTreeMap<IpAddr, Option<PortKey>> = BTreeMap::new();
+        for node in self.nodes.values() {
+            for load in &node.ports {
+                let Some(&port) = self.port_keys.get(&load.port) else { continue };
+                for &address in &load.addresses {
+                    // An address that two ports claim is nobody's.
+                    owners.entry(address).and_modify(|owner| *owner = None).or_insert(Some(port));
+                }
+                ports.push(PortSample {
+                    port,
+                    plane: self.planes.get(&load.port).copied(),
+                    taken_ms: node.taken_ms,
+                    up: load.up,
+                    capacity_bps: load.capacity_bps,
+                    tx_bps: load.tx_bps,
+                    rx_bps: load.rx_bps,
+                });
+            }
+        }
+        let connections = self.connections.values().filter_map(|view| self.sample(view, &owners)).collect();
+        (ports, connections)
+    }
+
+    fn sample(&self, view: &ConnectionView, owners: &BTreeMap<IpAddr, Option<PortKey>>) -> Option<ConnectionSample> {
+        let ConnectionRecord { id, path, alternatives, state, .. } = &view.record;
+        let node = self.nodes.get(node_of(id))?;
+        // Agents speak of those that carry the most: what they leave out carries next to nothing.
+        let (tx_bps, rx_bps, retransmit_ratio) =
+            node.connections.get(id).map_or((0.0, 0.0, 0.0), |load| (load.tx_bps, load.rx_bps, load.retransmit_ratio));
+        let mut routes: Vec<Route> = Vec::with_capacity(1 + alternatives.len());
+        for path in std::iter::once(path).chain(alternatives) {
+            let Some(route) = self.route(id, path, owners) else { continue };
+            if routes.iter().all(|other| other.key != route.key) {
+                routes.push(route);
+            }
+        }
+        Some(ConnectionSample {
+            connection: view.key,
+            taken_ms: node.taken_ms,
+            tx_bps,
+            rx_bps,
+            retransmit_ratio,
+            route: route_key(path),
+            routes,
+            moved_ms: None,
+            movable: *state == ConnectionState::Up,
+        })
+    }
+
+    /// A path as a route: the port here, and the port that has the address at the other end if an agent says so.
+    fn route(&self, id: &ConnectionId, path: &Path, owners: &BTreeMap<IpAddr, Option<PortKey>>) -> Option<Route> {
+        let name = PortName { node: node_of(id).into(), device: path.device.clone(), port_num: path.port_num };
+        let local = *self.port_keys.get(&name)?;
+        let remote = owners.get(&path.dgid.to_ip()).copied().flatten();
+        Some(Route { key: route_key(path), local, remote, via: Vec::new() })
+    }
+
+    fn keyed_wishes(&self) -> Wishes {
+        let key = |id: &ConnectionId| Some(self.connections.get(id)?.key);
+        Wishes {
+            freeze: self.wishes.freeze,
+            pinned: self.wishes.pinned.iter().filter_map(key).collect(),
+            drained: self.wishes.drained.iter().filter_map(|name| self.port_keys.get(name).copied()).collect(),
+            moves: self.wishes.moves.iter().filter_map(|(id, path)| Some((key(id)?, route_key(path)))).collect(),
+        }
+    }
+
+    /// Notes the decisions and makes orders of them.
+    fn carry_out(
+        &mut self,
+        decided: &Plan,
+        snapshot: &Snapshot<'_>,
+        wishes: &Wishes,
+        token: FencingToken,
+    ) -> Vec<Order> {
+        let ids: BTreeMap<ConnectionKey, ConnectionId> = if decided.moves.is_empty() {
+            BTreeMap::new()
+        } else {
+            self.connections.iter().map(|(id, view)| (view.key, id.clone())).collect()
+        };
+        let mut orders = Vec::new();
+        for one in &decided.moves {
+            let Some(id) = ids.get(&one.connection) else { continue };
+            let Some(decision) = self.decision(one, id, decided, snapshot, wishes, token) else { continue };
+            let (path, reason) = (decision.to.clone(), decision.text.clone());
+            let serial = self.log.note(decision);
+            if self.options.dry_run {
+                continue;
+            }
+            let order = Order::Move { connection: id.clone(), path, token, reason };
+            let until_ms = snapshot.now_ms.saturating_add(self.policy.order_ms);
+            self.outstanding.insert(id.clone(), Outstanding { decision: serial, order: order.clone(), until_ms });
+            orders.push(order);
+        }
+        orders
+    }
+
+    fn decision(
+        &self,
+        one: &Move,
+        id: &ConnectionId,
+        decided: &Plan,
+        snapshot: &Snapshot<'_>,
+        wishes: &Wishes,
+        token: FencingToken,
+    ) -> Option<Decision> {
+        let record = &self.connections.get(id)?.record;
+        let path = |key: RouteKey| {
+            std::iter::once(&record.path).chain(&record.alternatives).find(|path| route_key(path) == key).cloned()
+        };
+        let sample = snapshot.connections.iter().find(|sample| sample.connection == one.connection)?;
+        let used: BTreeSet<PortKey> = sample.routes.iter().flat_map(Route::ports).collect();
+        let name = |key: PortKey| self.port_names.get(key.0 as usize).cloned();
+        let input = |sample: &PortSample| {
+            let hot = decided.hot.iter().any(|&(port, ..)| port == sample.port);
+            used.contains(&sample.port)
+                .then(|| Some(PortInput { name: name(sample.port)?, sample: *sample, hot }))
+                .flatten()
+        };
+        Some(Decision {
+            serial: 0,
+            at_ms: snapshot.now_ms,
+            token,
+            connection: id.clone(),
+            from: path(one.from)?,
+            to: path(one.to)?,
+            reason: one.reason,
+            text: explain(&one.reason, |key| self.port_name(key)),
+            sample: sample.clone(),
+            ports: snapshot.ports.iter().filter_map(input).collect(),
+            hot: decided.hot.iter().filter_map(|&(port, way, load)| Some((name(port)?, way, load))).collect(),
+            effort: decided.effort,
+            policy: self.policy.clone(),
+            wishes: wishes.clone(),
+            outcome: if self.options.dry_run { DecisionOutcome::DryRun } else { DecisionOutcome::Ordered },
+        })
+    }
+}
+
+/// The node that made a connection: the first part of its origin, such as `node3` of `node3/4711`.
+pub fn node_of(id: &ConnectionId) -> &str {
+    id.origin.split('/').next().unwrap_or_default()
+}
+
+/// The number of a path: equal paths have equal numbers within a process.
+fn route_key(path: &Path) -> RouteKey {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    RouteKey(hasher.finish())
+}
