@@ -13,6 +13,7 @@ pub mod random;
 pub mod receive;
 pub mod run;
 pub mod station;
+pub mod switch;
 pub mod wire;
 pub mod workload;
 pub mod world;
