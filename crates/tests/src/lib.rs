@@ -10,6 +10,7 @@ pub mod contract;
 pub mod engine_stage;
 pub mod library;
 pub mod linux_stage;
+pub mod pinned;
 pub mod products;
 pub mod runner;
 pub mod script;

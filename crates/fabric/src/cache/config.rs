@@ -45,6 +45,22 @@ pub struct CacheConfig {
     pub batch: usize,
     /// How it learns that memory went away. Default: the kernel tells.
     pub watching: Watching,
+    /// A part of the protection to leave out, so that a test can see itself fail.
+    #[doc(hidden)]
+    pub weakness: Weakness,
+}
+
+/// What [`CacheConfig::weakness`] leaves out. For canaries only: each makes hits stale.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Weakness {
+    /// Nothing.
+    #[default]
+    None,
+    /// The question to the kernel at each hit: memory that was unmapped and mapped anew before the event was read looks as before.
+    NoQuestion,
+    /// The time during which memory that is being discarded is not kept.
+    NoQuarantine,
 }
 
 impl Default for CacheConfig {
@@ -59,6 +75,57 @@ impl Default for CacheConfig {
                 | AccessFlags::REMOTE_ATOMIC,
             batch: 64,
             watching: Watching::Kernel,
+            weakness: Weakness::None,
         }
     }
+}
+
+/// What a cache has and did. Numbers count from its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheReport {
+    /// How it learns that memory went away, as it turned out.
+    pub watching: Watching,
+    /// Why it is not as configured.
+    pub reason: Option<String>,
+    /// Registrations that are kept now.
+    pub entries: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Registrations that wait to be deregistered.
+    pub waiting: usize,
+    /// Registrations that the device did not give up (a memory window is bound); they are tried again.
+    pub stuck: usize,
+    /// Bytes that a `madvise` is discarding and that are not kept until every thread has been seen outside it.
+    pub quarantined_bytes: usize,
+    /// Calls that found what they asked for.
+    pub hits: u64,
+    /// Calls that registered and kept it.
+    pub kept: u64,
+    /// Kept registrations that took others into themselves.
+    pub joined: u64,
+    /// Kept registrations that made room for others.
+    pub evicted: u64,
+    /// Kept registrations whose memory went away, or was forgotten.
+    pub invalidated: u64,
+    /// Calls that registered for their use only, by reason.
+    pub passing: Passing,
+    /// Deregistrations.
+    pub deregistered: u64,
+}
+
+/// Why a call's registration was not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passing {
+    /// Nothing is kept: [`Watching::Never`], or a maximum of 0.
+    pub by_configuration: u64,
+    /// Larger than the cache.
+    pub too_large: u64,
+    /// Files and shared memory, which other processes can truncate without a word.
+    pub unwatchable: u64,
+    /// Memory changed while it was being registered.
+    pub changed: u64,
+    /// A thread is discarding the memory.
+    pub quarantined: u64,
+    /// Everything that is kept is in use.
+    pub full: u64,
 }
