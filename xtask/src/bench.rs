@@ -20,7 +20,11 @@ pub struct Options {
     /// Only what the C door costs, and how long a program takes to its `main` under `sfab run`.
     #[arg(long)]
     door: bool,
-    /// What `sfab bench` takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as `wr-`.
+    /// Only what it costs to have memory ready: registered each time, from the pool, from the cache.
+    #[arg(long)]
+    memory: bool,
+    /// What `sfab bench` (with `--memory`: `memory_cost`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
+    /// `wr-`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -36,6 +40,9 @@ pub fn run(options: &Options) -> Outcome {
     if options.door {
         return door::run(&options.arguments);
     }
+    if options.memory {
+        return memory(&options.arguments);
+    }
     if !options.only_instructions {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
         process::run(cargo().args(build).args(&options.arguments))?;
@@ -47,6 +54,12 @@ pub fn run(options: &Options) -> Outcome {
     instructions()?;
     println!();
     door::run(&[])
+}
+
+/// On the software NIC. With `--backend ibv` the binary measures a device of libibverbs.
+fn memory(arguments: &[String]) -> Outcome {
+    let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "memory_cost", "--"];
+    process::run(cargo().args(build).args(arguments))
 }
 
 /// Whether callgrind is there; says so if not.

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{IoUring, opcode, types};
 use scalefabric_verbs::{
-    AccessFlags, AddressHandle, AddressVector, Errno, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpInit,
-    QueuePair, RKey, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
+    AccessFlags, AddressHandle, AddressVector, Errno, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain,
+    QpInit, QueuePair, RKey, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
 };
 
 /// Registrations that can be at once.
@@ -154,12 +154,7 @@ impl ProtectionDomain for PinnedDomain {
     fn create_ah(&self, _: &AddressVector) -> Result<Arc<dyn AddressHandle>, VerbsError> {
         Err(no("address handles"))
     }
-    fn create_ah_from_wc(
-        &self,
-        _: &WorkCompletion,
-        _: &[u8; 40],
-        _: u8,
-    ) -> Result<Arc<dyn AddressHandle>, VerbsError> {
+    fn create_ah_from_wc(&self, _: &WorkCompletion, _: &[u8; 40], _: u8) -> Result<Arc<dyn AddressHandle>, VerbsError> {
         Err(no("address handles"))
     }
     fn destroy(&self) -> Result<(), VerbsError> {
@@ -206,9 +201,8 @@ impl MemoryRegion for PinnedRegion {
     fn destroy(&self) -> Result<(), VerbsError> {
         let Some(slot) = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
         let mut ring = self.device.lock();
-        ring.set(slot, std::ptr::null_mut(), 0).map_err(|error| {
-            VerbsError::environment(Errno::EIO, format!("unpinning: {error}"))
-        })?;
+        ring.set(slot, std::ptr::null_mut(), 0)
+            .map_err(|error| VerbsError::environment(Errno::EIO, format!("unpinning: {error}")))?;
         ring.free.push(slot);
         self.device.alive.fetch_sub(1, Ordering::Relaxed);
         Ok(())

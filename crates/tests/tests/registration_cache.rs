@@ -2,8 +2,8 @@
 //! that pins reads what the thread has just written. A registration that outlived its memory shows other bytes. The canaries leave one protection out
 //! each and must be caught.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use scalefabric_fabric::Local;
 use scalefabric_fabric::cache::{Cache, CacheConfig, CacheReport, Region, Watching, Weakness};
@@ -48,14 +48,7 @@ fn map_at(at: usize, pages: usize, flags: libc::c_int) -> usize {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, or one that replaces pages of the caller's own area.
     let got = unsafe {
-        libc::mmap(
-            pointer(at).cast(),
-            pages * PAGE,
-            protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
-            -1,
-            0,
-        )
+        libc::mmap(pointer(at).cast(), pages * PAGE, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1, 0)
     };
     assert_ne!(got, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
     got.expose_provenance()
@@ -191,12 +184,7 @@ fn live(world: &World, thread: usize, seed: u64) {
                     let pages = 1 + random.next(10);
                     // SAFETY: the thread's own area, to which nothing refers.
                     let moved = unsafe {
-                        libc::mremap(
-                            pointer(area.at).cast(),
-                            area.pages * PAGE,
-                            pages * PAGE,
-                            libc::MREMAP_MAYMOVE,
-                        )
+                        libc::mremap(pointer(area.at).cast(), area.pages * PAGE, pages * PAGE, libc::MREMAP_MAYMOVE)
                     };
                     if moved == libc::MAP_FAILED {
                         // It was mapped over in part, and so is several mappings.

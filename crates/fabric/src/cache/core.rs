@@ -181,8 +181,7 @@ impl Core {
     fn settle(&self) -> bool {
         let Source::Kernel { watch, .. } = &self.source else { return true };
         for _ in 0..PATIENCE {
-            let settled =
-                if self.config.weakness == Weakness::NoQuestion { Settled::Yes } else { watch.settled() };
+            let settled = if self.config.weakness == Weakness::NoQuestion { Settled::Yes } else { watch.settled() };
             fence(Ordering::SeqCst);
             match settled {
                 Settled::Yes if self.sequence.load(Ordering::SeqCst).is_multiple_of(2) => return true,
@@ -243,7 +242,11 @@ impl Core {
             if !is_settled || !pending.is_intact || self.is_broken.load(Ordering::Relaxed) {
                 state.counts.passing.changed += 1;
             } else if self.make_room(&mut state, &made) {
-                return self.insert(&mut state, made);
+                let entry = self.insert(&mut state, made);
+                if !state.removed.is_empty() {
+                    self.work.notify_one();
+                }
+                return entry;
             } else {
                 state.counts.passing.full += 1;
             }

@@ -63,7 +63,8 @@ impl Cache {
         config.access.check_mr()?;
         let home = Home::here()?;
         let (source, reason) = match config.watching {
-            Watching::Kernel => match Watch::open().and_then(|watch| Ok(Source::Kernel { watch, maps: Maps::open()? })) {
+            Watching::Kernel => match Watch::open().and_then(|watch| Ok(Source::Kernel { watch, maps: Maps::open()? }))
+            {
                 Ok(source) => (source, None),
                 Err(why) => (Source::Nobody, Some(why)),
             },

@@ -128,7 +128,8 @@ impl Core {
         let marked: BTreeSet<u32> = {
             let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
             marks.retain(|mark| mark.strong_count() > 0);
-            let seen = marks.iter().filter_map(Weak::upgrade).filter(|mark| mark.serial.load(Ordering::Acquire) >= serial);
+            let seen =
+                marks.iter().filter_map(Weak::upgrade).filter(|mark| mark.serial.load(Ordering::Acquire) >= serial);
             seen.map(|mark| mark.thread).collect()
         };
         let elsewhere: Vec<u32> =

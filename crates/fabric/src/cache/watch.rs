@@ -231,7 +231,9 @@ fn close_in_children(fd: RawFd) -> Result<(), String> {
 fn open_fd() -> Result<OwnedFd, String> {
     // Before 5.15 a flag stood where a counter is now, and two changes at once looked like none.
     if kernel() < Some((5, 15)) {
-        return Err("the kernel is older than Linux 5.15, whose userfaultfd loses track of changes at the same time".into());
+        return Err(
+            "the kernel is older than Linux 5.15, whose userfaultfd loses track of changes at the same time".into()
+        );
     }
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: makes a descriptor. Faults are never trapped here, so those of user mode are enough; that needs no privilege.
@@ -249,7 +251,10 @@ fn open_fd() -> Result<OwnedFd, String> {
         // SAFETY: makes a descriptor.
         let fd = unsafe { libc::ioctl(device.as_raw_fd(), NEW, flags | USER_MODE_ONLY) };
         if fd < 0 {
-            return Err(format!("userfaultfd is refused ({refused}), and by its device ({})", io::Error::last_os_error()));
+            return Err(format!(
+                "userfaultfd is refused ({refused}), and by its device ({})",
+                io::Error::last_os_error()
+            ));
         }
         fd
     };
@@ -275,24 +280,33 @@ pub struct Mapping {
     pub is_anonymous: bool,
 }
 
-/// `/proc/self/maps`, to be asked what an address is.
+/// `/proc/self/maps`, to be asked what an address is: by a call since Linux 6.11, before that by reading all of it.
 #[derive(Debug)]
 pub struct Maps {
     file: File,
+    has_call: bool,
 }
 
 impl Maps {
     /// Opens it.
     pub fn open() -> Result<Self, String> {
-        let maps = Self { file: File::open("/proc/self/maps").map_err(|error| format!("no /proc/self/maps: {error}"))? };
-        match maps.mapping(&raw const maps as usize) {
-            Ok(_) => Ok(maps),
-            Err(error) => Err(format!("the kernel cannot be asked what an address is (PROCMAP_QUERY, Linux 6.11): {error}")),
+        let file = File::open("/proc/self/maps").map_err(|error| format!("no /proc/self/maps: {error}"))?;
+        let mut maps = Self { file, has_call: true };
+        let here = &raw const maps as usize;
+        maps.has_call = maps.mapping(here).is_ok();
+        match maps.mapping(here) {
+            Ok(Some(_)) => Ok(maps),
+            Ok(None) => Err("/proc/self/maps does not show the memory of this process".into()),
+            Err(error) => Err(format!("/proc/self/maps: {error}")),
         }
     }
 
     /// The mapping at `at`, or the next one behind it.
     pub fn mapping(&self, at: usize) -> io::Result<Option<Mapping>> {
+        if !self.has_call {
+            let text = std::fs::read_to_string("/proc/self/maps")?;
+            return Ok(text.lines().filter_map(mapping_of_line).find(|mapping| mapping.end > at));
+        }
         let Some(query) = self.ask(at, None)? else { return Ok(None) };
         let is_nameless = query.inode == 0 && query.dev_major == 0 && query.dev_minor == 0;
         let is_private = query.vma_flags & VMA_SHARED == 0;
@@ -342,6 +356,19 @@ impl Maps {
     }
 }
 
+/// A line such as `7f00-7f80 rw-p 00000000 00:00 0 [heap]`.
+fn mapping_of_line(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let is_private = words.next()?.ends_with('p');
+    let is_nameless = words.nth(1)? == "00:00" && words.next()? == "0";
+    Some(Mapping {
+        start: usize::from_str_radix(start, 16).ok()?,
+        end: usize::from_str_radix(end, 16).ok()?,
+        is_anonymous: is_private && (is_nameless || line.ends_with(" /anon_hugepage (deleted)")),
+    })
+}
+
 /// The kernel's number of the calling thread.
 pub fn thread_id() -> u32 {
     // SAFETY: takes nothing and always succeeds.
@@ -364,4 +391,36 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_maps_tells_anonymous_memory_from_files() {
+        let is_anonymous = |line| mapping_of_line(line).unwrap().is_anonymous;
+        assert!(is_anonymous("7f0000000000-7f0000021000 rw-p 00000000 00:00 0 "));
+        assert!(is_anonymous("55d0a000-55d0c000 rw-p 00000000 00:00 0                  [heap]"));
+        assert!(is_anonymous("7f00-7f80 rw-p 00000000 00:0f 1234                       /anon_hugepage (deleted)"));
+        assert!(!is_anonymous("7f00-7f80 rw-s 00000000 00:01 1042                       /dev/zero (deleted)"));
+        assert!(!is_anonymous("7f00-7f80 r--p 00000000 fe:00 1042                       /usr/lib/libc.so.6"));
+        assert!(mapping_of_line("").is_none());
+    }
+
+    /// Both ways to ask say the same of every mapping of this process that stays.
+    #[test]
+    fn the_call_and_the_text_agree() {
+        let Ok(called) = Maps::open() else { return };
+        if !called.has_call {
+            return println!("skipped: PROCMAP_QUERY needs Linux 6.11");
+        }
+        let read = Maps { file: File::open("/proc/self/maps").unwrap(), has_call: false };
+        let local = 0_u8;
+        for at in [&raw const local as usize, mapping_of_line as usize, INHERITED.as_ptr() as usize] {
+            let [a, b] = [&called, &read].map(|maps| maps.mapping(at).unwrap().unwrap());
+            assert_eq!(a.is_anonymous, b.is_anonymous, "{at:#x}");
+            assert!(a.start <= at && at < a.end && b.start <= at && at < b.end);
+        }
+    }
 }

@@ -1,0 +1,216 @@
+//! What it costs to have memory ready for an operation: registering it each time, taking it from the pool, finding it in the cache; on the software NIC, on
+//! a device of libibverbs, or on pages pinned by `io_uring`. All ways take turns in one run, so that ratios hold where times do not.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+use scalefabric_fabric::cache::{Cache, CacheConfig, Watching};
+use scalefabric_fabric::pool::{Pool, PoolConfig};
+use scalefabric_ibv::IbvProvider;
+use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_tests::pinned::PinnedDomain;
+use scalefabric_verbs::{AccessFlags, Context, ProtectionDomain, Provider};
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Backend {
+    /// The software NIC
+    Software,
+    /// A device of libibverbs
+    Ibv,
+    /// No device: pages pinned by io_uring
+    Pinned,
+}
+
+/// What it costs to have memory ready for an operation.
+#[derive(Parser)]
+struct Arguments {
+    /// Whose memory
+    #[arg(long, value_enum, default_value = "software")]
+    backend: Backend,
+    /// Device; default the first
+    #[arg(long)]
+    device: Option<String>,
+    /// Rounds; each takes every way once, and the median counts
+    #[arg(long, default_value_t = 9)]
+    repeat: usize,
+    /// Largest size, bytes; the pool has four times as much
+    #[arg(long, default_value_t = 16 << 20)]
+    largest: usize,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// The ways to have memory ready.
+const WAYS: [&str; 5] = ["register each time", "same, batched", "pool", "pool and copy", "cache"];
+
+#[derive(Serialize)]
+struct Row {
+    bytes: usize,
+    /// Median of the rounds, ns an operation, in the order of `ways`.
+    ns: Vec<f64>,
+    /// Over registering each time.
+    ratio: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    backend: String,
+    device: String,
+    ways: [&'static str; 5],
+    rows: Vec<Row>,
+    /// ns to allocate and free 64 bytes in one thread.
+    allocation_ns: f64,
+    /// The same with two threads at once, a thread.
+    allocation_of_two_ns: f64,
+    /// ns to find 4 KiB in the cache and give it back.
+    hit_ns: f64,
+    /// ns of a system call that does nothing, for scale.
+    system_call_ns: f64,
+    pool: Vec<String>,
+    watching: String,
+}
+
+fn main() -> ExitCode {
+    match measure(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("memory_cost: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A protection domain, the device's name, and what keeps it open.
+fn open(arguments: &Arguments) -> Result<(Arc<dyn ProtectionDomain>, String, Option<Arc<dyn Context>>), String> {
+    let provider: Box<dyn Provider> = match arguments.backend {
+        Backend::Pinned => {
+            let device = PinnedDomain::open().map_err(|error| format!("io_uring: {error}"))?;
+            return Ok((device, "io_uring".into(), None));
+        }
+        Backend::Software => Box::new(SoftwareProvider::from_environment().map_err(|error| error.to_string())?),
+        Backend::Ibv => Box::new(IbvProvider::new().map_err(|error| error.to_string())?),
+    };
+    let devices = provider.devices().map_err(|error| error.to_string())?;
+    let first = devices.first().map(|device| device.name.clone());
+    let name = arguments.device.clone().or(first).ok_or("there is no device")?;
+    let context = provider.open(&name).map_err(|error| error.to_string())?;
+    let pd = context.alloc_pd().map_err(|error| error.to_string())?;
+    Ok((pd, name, Some(context)))
+}
+
+/// ns for one of `count` runs.
+fn time(count: usize, mut run: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    (0..count).for_each(|_| run());
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn measure(arguments: &Arguments) -> Result<(), String> {
+    let (pd, device, _context) = open(arguments)?;
+    let text = |error: scalefabric_fabric::FabricError| error.to_string();
+    let pds = [Arc::clone(&pd)];
+    let bytes = arguments.largest * 4;
+    let pool = Pool::new(&pds, PoolConfig { initial_bytes: bytes, limit_bytes: bytes, ..PoolConfig::default() })
+        .map_err(text)?;
+    let cache = Cache::new(&pds, CacheConfig::default()).map_err(text)?;
+    let batched =
+        Cache::new(&pds, CacheConfig { watching: Watching::Never, ..CacheConfig::default() }).map_err(text)?;
+    // The application's own memory, there and written to.
+    let mut own = vec![1_u8; arguments.largest + 4096];
+    let at = own.as_mut_ptr();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
+
+    // SAFETY (all three): `own` outlives every registration, and no peer is told a key.
+    let register = |bytes: usize| {
+        let region = unsafe { pd.reg_mr(at, bytes, at as u64, access) }.expect("registration");
+        region.destroy().expect("deregistration");
+    };
+    let through = |cache: &Cache, bytes: usize| drop(unsafe { cache.region(at, bytes) }.expect("registration"));
+    let source = vec![2_u8; arguments.largest];
+
+    let sizes = [4096, 65_536, 1 << 20, 16 << 20].into_iter().filter(|bytes| *bytes <= arguments.largest);
+    let mut rows = Vec::new();
+    for bytes in sizes {
+        let few = (64 << 20) / bytes.max(65_536);
+        let many = 20_000;
+        let mut ns: [Vec<f64>; 5] = Default::default();
+        for round in 0..=arguments.repeat {
+            let taken = [
+                time(few.min(200), || register(bytes)),
+                time(few.min(200), || through(&batched, bytes)),
+                time(many, || drop(pool.alloc(bytes).expect("allocation"))),
+                time(few.min(200), || {
+                    pool.alloc(bytes).and_then(|buffer| buffer.write(0, &source[..bytes])).expect("copy")
+                }),
+                time(many, || through(&cache, bytes)),
+            ];
+            batched.flush();
+            // The first round fills what is empty.
+            if round > 0 {
+                ns.iter_mut().zip(taken).for_each(|(all, one)| all.push(one));
+            }
+        }
+        let ns: Vec<f64> = ns.iter_mut().map(|all| median(all)).collect();
+        let ratio = ns.iter().map(|ns_of_way| ns_of_way / ns[0]).collect();
+        rows.push(Row { bytes, ns, ratio });
+    }
+
+    let repeated = |run: &dyn Fn() -> f64| median(&mut (0..arguments.repeat).map(|_| run()).collect::<Vec<f64>>());
+    let allocation = || time(200_000, || drop(pool.alloc(64).expect("allocation")));
+    let of_two = || {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(allocation);
+            (allocation() + other.join().expect("a thread of the benchmark")) / 2.0
+        })
+    };
+    let report = cache.report();
+    let report = Report {
+        backend: format!("{:?}", arguments.backend).to_lowercase(),
+        device,
+        ways: WAYS,
+        rows,
+        allocation_ns: repeated(&allocation),
+        allocation_of_two_ns: repeated(&of_two),
+        hit_ns: repeated(&|| time(100_000, || through(&cache, 4096))),
+        // SAFETY: takes nothing and always succeeds.
+        system_call_ns: repeated(&|| time(100_000, || drop(std::hint::black_box(unsafe { libc::getppid() }).to_le()))),
+        pool: pool.report().arenas.iter().map(ToString::to_string).collect(),
+        watching: report.reason.unwrap_or_else(|| report.watching.to_string()),
+    };
+    drop(own);
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+fn print(report: &Report) {
+    println!("memory ready for one operation, {} ({})", report.device, report.backend);
+    print!("{:>10}", "bytes");
+    report.ways.iter().for_each(|way| print!("{way:>22}"));
+    println!();
+    for row in &report.rows {
+        print!("{:>10}", row.bytes);
+        for (ns, ratio) in row.ns.iter().zip(&row.ratio) {
+            print!("{:>22}", format!("{:.2} us {:>6.3}", ns / 1000.0, ratio));
+        }
+        println!();
+    }
+    println!(
+        "allocation {:.0} ns, with two threads {:.0} ns each; hit {:.0} ns; a system call {:.0} ns",
+        report.allocation_ns, report.allocation_of_two_ns, report.hit_ns, report.system_call_ns
+    );
+    report.pool.iter().for_each(|arena| println!("pool: {arena}"));
+    println!("cache: {}", report.watching);
+}
