@@ -27,6 +27,8 @@ const NEEDS: &[Need] = &[
     need("ibstat", "infiniband-diags", "clients: ibstat and ibstatus"),
     need("ucx_perftest", "ucx-utils", "clients: UCX"),
     need("fi_pingpong", "libfabric-bin", "clients: libfabric"),
+    need("memcached", "memcached", "connecting through memcached"),
+    need("etcd", "etcd-server", "connecting through etcd, and the control plane's state in it"),
     need("/usr/lib/python3/dist-packages/pyverbs", "python3-pyverbs", "clients: the tests of rdma-core"),
 ];
 

@@ -6,12 +6,23 @@
 //!
 //! All futures want a tokio runtime with I/O and time.
 
+mod cm_channel;
+mod etcd;
+mod etcd_api;
 mod frame;
 mod handshake;
+mod mailbox;
+mod memcached;
 mod place;
+mod rdma_cm;
+mod sealed;
 mod tcp;
 mod tls;
 
+pub use etcd::Etcd;
+pub use memcached::Memcached;
+pub use rdma_cm::RdmaCm;
+pub use sealed::Sealed;
 pub use tcp::Tcp;
 pub use tls::Tls;
 
