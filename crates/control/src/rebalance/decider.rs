@@ -16,11 +16,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
+/// How long rounds are made often after something that deserves it, ms: longer than what takes several samples to be believed.
+const ATTENTION_MS: u64 = 2_000;
+
 /// How the decider works.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeciderOptions {
     /// Time between two rounds, ms. Default 100. 0: at every poll.
     pub round_ms: u64,
+    /// The same while nothing is hot, lossy, changing or outstanding: a round over 100,000 connections costs some 100 ms of processor. Default 1,000; below
+    /// `round_ms`: always that.
+    pub quiet_round_ms: u64,
     /// Decisions that are kept. Default 1,000.
     pub keep_decisions: usize,
     /// Decide and explain, but order nothing. Default false.
@@ -29,7 +35,7 @@ pub struct DeciderOptions {
 
 impl Default for DeciderOptions {
     fn default() -> Self {
-        Self { round_ms: 100, keep_decisions: 1_000, dry_run: false }
+        Self { round_ms: 100, quiet_round_ms: 1_000, keep_decisions: 1_000, dry_run: false }
     }
 }
 
@@ -107,17 +113,19 @@ pub struct Decider {
     outstanding: BTreeMap<ConnectionId, Outstanding>,
     log: DecisionLog,
     last_round_ms: Option<u64>,
+    /// Until when rounds are made often.
+    attention_until_ms: u64,
     summary: RoundSummary,
 }
 
-impl Decider {
-    /// A decider without authority that knows nothing.
-    pub fn new(options: DeciderOptions, policy: Policy) -> Result<Self, FabricError> {
-        policy.check()?;
+impl Default for Decider {
+    /// Without authority, knowing nothing, by the default rules.
+    fn default() -> Self {
+        let options = DeciderOptions::default();
         let log = DecisionLog::new(options.keep_decisions);
-        Ok(Self {
+        Self {
             options,
-            policy,
+            policy: Policy::default(),
             wishes: OperatorWishes::default(),
             authority: None,
             nodes: BTreeMap::new(),
@@ -130,8 +138,18 @@ impl Decider {
             outstanding: BTreeMap::new(),
             log,
             last_round_ms: None,
+            attention_until_ms: 0,
             summary: RoundSummary::default(),
-        })
+        }
+    }
+}
+
+impl Decider {
+    /// A decider without authority that knows nothing.
+    pub fn new(options: DeciderOptions, policy: Policy) -> Result<Self, FabricError> {
+        policy.check()?;
+        let log = DecisionLog::new(options.keep_decisions);
+        Ok(Self { options, policy, log, ..Self::default() })
     }
 
     /// It leads with this token until `until_ms`, unless told so again. A token that is not higher than one that it has lost is not taken. A new token begins quietly: for as long
@@ -172,6 +190,7 @@ impl Decider {
     /// Other wishes.
     pub fn set_wishes(&mut self, wishes: OperatorWishes) {
         self.wishes = wishes;
+        self.last_round_ms = None;
     }
 
     /// Decide only, or order as well.
@@ -203,6 +222,9 @@ impl Decider {
         refused.extend(foreign.into_iter().map(|load| Refused::ForeignConnection { connection: load.connection }));
         for load in &own {
             self.port_key(&load.port);
+        }
+        if self.deserves_attention(&node, &own, &mine) {
+            self.attention_until_ms = now_ms.saturating_add(ATTENTION_MS);
         }
         let connections = mine.into_iter().map(|load| (load.connection.clone(), load)).collect();
         // Whether that is too old, or older than what was seen before, the balancing rule judges.
@@ -275,9 +297,9 @@ impl Decider {
 
     /// Orders that should be given now; none without authority. Each goes to the node that made the connection ([`node_of`]).
     pub fn poll_orders(&mut self, now_ms: u64) -> Vec<Order> {
-        let due =
-            self.last_round_ms.is_none_or(|last| now_ms >= last.saturating_add(self.options.round_ms) || now_ms < last);
-        if !due {
+        let interval_ms = self.interval_ms(now_ms);
+        let due = |last: u64| now_ms >= last.saturating_add(interval_ms) || now_ms < last;
+        if !self.last_round_ms.is_none_or(due) {
             return Vec::new();
         }
         self.last_round_ms = Some(now_ms);
@@ -309,9 +331,10 @@ impl Decider {
         orders
     }
 
-    /// When it wants to be polled next, if nothing happens before.
-    pub fn poll_timeout(&self) -> Option<u64> {
-        self.last_round_ms.map(|last| last.saturating_add(self.options.round_ms))
+    /// Time between two rounds as things are.
+    fn interval_ms(&self, now_ms: u64) -> u64 {
+        let is_busy = now_ms < self.attention_until_ms || !self.outstanding.is_empty();
+        if is_busy { self.options.round_ms } else { self.options.round_ms.max(self.options.quiet_round_ms) }
     }
 
     /// The last decisions.
@@ -327,6 +350,19 @@ impl Decider {
     /// The rules.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Whether a report says anything that the next rounds should not wait for. What it says need not be true.
+    fn deserves_attention(&self, node: &str, ports: &[PortLoad], connections: &[ConnectionLoad]) -> bool {
+        let before = self.nodes.get(node).map(|view| view.ports.as_slice()).unwrap_or_default();
+        let is_hot = |load: &PortLoad| {
+            let limit = load.capacity_bps as f64 * f64::from(self.policy.hot_permille) / 1000.0;
+            load.tx_bps > limit || load.rx_bps > limit
+        };
+        let limit = f64::from(self.policy.retransmit_permille) / 1000.0;
+        let changed =
+            before.len() != ports.len() || before.iter().zip(ports).any(|(a, b)| (&a.port, a.up) != (&b.port, b.up));
+        changed || ports.iter().any(is_hot) || connections.iter().any(|load| load.retransmit_ratio > limit)
     }
 
     fn port_key(&mut self, name: &PortName) -> PortKey {

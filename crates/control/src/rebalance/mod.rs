@@ -5,9 +5,11 @@
 mod decider;
 mod decision;
 mod report;
+mod settings;
 #[cfg(test)]
 mod tests;
 
 pub use decider::{Decider, DeciderOptions, OperatorWishes, RoundSummary, node_of};
 pub use decision::{Decision, DecisionLog, DecisionOutcome, PortInput};
 pub use report::{ConnectionLoad, MAX_CONNECTIONS, MAX_PORTS, PortLoad, Refused, UtilisationReport};
+pub use settings::{Settings, WishedMove};
