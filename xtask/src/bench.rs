@@ -23,6 +23,9 @@ pub struct Options {
     /// Only what it costs to have memory ready: registered each time, from the pool, from the cache.
     #[arg(long)]
     memory: bool,
+    /// Only control: 512 simulated agents with 100,000 connections; what follows `--` goes to the load, such as `--agents=64`.
+    #[arg(long)]
+    control: bool,
     /// What `sfab bench` (with `--memory`: `memory_cost`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
     /// `wr-`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -42,6 +45,11 @@ pub fn run(options: &Options) -> Outcome {
     }
     if options.memory {
         return memory(&options.arguments);
+    }
+    if options.control {
+        let load =
+            ["run", "--release", "--quiet", "--package", "scalefabric-control", "--example", "control_load", "--"];
+        return process::run(cargo().args(load).args(&options.arguments));
     }
     if !options.only_instructions {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];

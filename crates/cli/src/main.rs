@@ -33,6 +33,8 @@ enum Command {
     Counters(command::counters::Options),
     Res(command::res::Options),
     Decode(command::decode::Options),
+    Control(Box<command::control::Options>),
+    Agent(Box<command::agent::Options>),
     #[command(hide = true)]
     Bench(bench::Options),
 }
@@ -47,6 +49,8 @@ fn main() -> ExitCode {
         Command::Counters(options) => command::counters::run(&options),
         Command::Res(options) => command::res::run(&options),
         Command::Decode(options) => command::decode::run(&options),
+        Command::Control(options) => command::control::run(&options),
+        Command::Agent(options) => command::agent::run(&options),
         Command::Bench(options) => bench::run(&options),
     };
     match outcome {

@@ -26,6 +26,10 @@ fn wrong_use_ends_with_2_and_a_sentence() {
         (&["demo", "--capture", "/nonexistent/file"], "/nonexistent/file: cannot be written: No such file"),
         (&["personalities", "connectx-99"], "connectx-5"),
         (&["devices", "--personality", "connectx-99"], "connectx-5"),
+        (&["control", "--listen", "10.0.0.1:0"], "client_ca"),
+        (&["control", "--config", "/nonexistent/file"], "/nonexistent/file cannot be read"),
+        (&["agent", "--node", "Node_3"], "Node_3"),
+        (&["agent", "--socket", "/tmp/sfab-usage.sock", "--control", "http://10.0.0.1:7480"], "https"),
     ];
     for (arguments, named) in cases {
         let output = sfab(arguments);
@@ -38,7 +42,9 @@ fn wrong_use_ends_with_2_and_a_sentence() {
 
 #[test]
 fn help_of_each_command_has_an_example() {
-    for command in ["run", "demo", "devices", "gids", "counters", "res", "decode", "bench", "personalities"] {
+    for command in
+        ["run", "demo", "devices", "gids", "counters", "res", "decode", "bench", "personalities", "control", "agent"]
+    {
         let output = sfab(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("Example"), "{command}: {text}");

@@ -2,7 +2,21 @@
 //! connected works on when it is away.
 #![forbid(unsafe_code)]
 
+pub mod agent;
+pub mod client;
+pub mod clock;
+pub mod config;
+pub mod directory;
+pub mod keys;
+pub mod leader;
+pub mod load;
+pub mod local;
+pub mod memory;
+pub mod message;
+pub mod order;
+pub mod proto;
 pub mod rebalance;
+pub mod service;
 pub mod store;
 pub mod tenant;
 pub mod topology;

@@ -1,8 +1,11 @@
 //! The small commands, one file each.
 
+pub mod agent;
+pub mod control;
 pub mod counters;
 pub mod decode;
 pub mod devices;
+mod ending;
 pub mod gids;
 pub mod personalities;
 pub mod res;

@@ -6,6 +6,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+pub mod embedded;
+pub mod etcd;
+mod rules;
+
+pub use embedded::Embedded;
+pub use etcd::Etcd;
+pub use rules::{MAX_KEY, MAX_TRANSACTION, MAX_VALUE};
+
 /// A boxed future, so that the trait can be used as an object.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
@@ -112,7 +120,8 @@ pub trait Store: Send + Sync + fmt::Debug {
         self.transact(vec![guard], vec![change])
     }
 
-    /// All changes at one revision if all guards hold, else nothing and `None`. At most 128 guards and changes together.
+    /// All changes at one revision if all guards hold, else nothing and `None`. At most [`MAX_TRANSACTION`] guards and changes together, no key
+    /// changed twice. Deleting what is not there changes nothing: the revision told is then that of the store.
     fn transact(&self, guards: Vec<Guard>, changes: Vec<Change>) -> Pending<'_, Option<Revision>>;
 
     /// Makes a lease of `ttl`, at least 1 s, whole seconds.
@@ -126,13 +135,18 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Watches all keys with a prefix, from the change after `after`.
     fn watch<'a>(&'a self, prefix: &'a str, after: Revision) -> Pending<'a, Box<dyn Watch>>;
+
+    /// Forgets what watches would need to begin before `up_to`. What is stored now stays. Done before, or beyond the present: no error.
+    fn compact(&self, up_to: Revision) -> Pending<'_, ()>;
 }
 
 /// Why the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// It cannot be reached, or has no leader: try again. What was asked may or may not have been done.
+    /// It cannot be reached, or has no leader, and it could not be found out in time whether what was asked was done. Read before asking again.
     Unavailable(String),
+    /// It cannot be reached, or has no leader. What was asked was surely not done: ask again.
+    NotDone(String),
     /// The lease has ended.
     LeaseEnded(LeaseId),
     /// History up to this revision is gone.
@@ -147,6 +161,7 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(why) => write!(f, "the store cannot be reached: {why}"),
+            Self::NotDone(why) => write!(f, "the store cannot be reached, nothing was changed: {why}"),
             Self::LeaseEnded(lease) => write!(f, "the lease {:x} has ended", lease.0),
             Self::Compacted(revision) => {
                 write!(f, "changes up to revision {} are no longer kept: read again", revision.0)
@@ -158,3 +173,10 @@ impl fmt::Display for StoreError {
 }
 
 impl std::error::Error for StoreError {}
+
+impl StoreError {
+    /// Whether the same call may succeed later, when the store can be reached again.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::NotDone(_))
+    }
+}

@@ -1,0 +1,122 @@
+//! `sfab agent`: the node's part of the control plane, until Ctrl-C or SIGTERM.
+
+use crate::failure::{During, Failure};
+use crate::software::{self, DeviceSurvey, SoftwareOptions};
+use crate::terminal::say;
+use clap::Args;
+use scalefabric_control::agent::ports::{PortCounters, PortSource};
+use scalefabric_control::agent::{Agent, State};
+use scalefabric_control::clock::Machine;
+use scalefabric_control::config;
+use scalefabric_control::directory::PortRecord;
+use scalefabric_verbs::PortState;
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The agent of a node: it tells control which connections and services the node's processes have and what its ports carry, and brings orders to the
+/// processes. They work on without it.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  sfab agent                                     control on this host
+  sfab agent --node node3 --control https://control-1:7480 --config /etc/scalefabric/agent.toml
+  SCALEFABRIC_AGENT=/tmp/agent.sock sfab agent   the same variable tells processes where it is
+
+It looks at the software NIC's devices without joining them. Off this host it needs certificates: docs/configuration.md.")]
+pub struct Options {
+    /// Configuration file (TOML); what is given here wins over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Name of the node [default: the host's]
+    #[arg(long)]
+    node: Option<String>,
+    /// Address of a replica of control; may be given several times [default: http://127.0.0.1:7480]
+    #[arg(long, value_name = "URL")]
+    control: Vec<String>,
+    /// Socket for the processes of the node [default: $SCALEFABRIC_AGENT, else /run/scalefabric/agent.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// JSON lines instead of sentences
+    #[arg(long)]
+    json: bool,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let wrong = |error: config::Wrong| Failure::usage(error.to_string());
+    let mut file: config::Agent = match &options.config {
+        Some(path) => config::read(path).map_err(wrong)?,
+        None => config::Agent::default(),
+    };
+    file.node = options.node.clone().or(file.node);
+    file.socket = options.socket.clone().or(file.socket);
+    if !options.control.is_empty() {
+        file.control.clone_from(&options.control);
+    }
+    let settings = file.settings().map_err(wrong)?;
+    // One thread is enough, and the node has other work.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().during(|| "start the agent's thread")?;
+    runtime.block_on(async {
+        let mut ending = Box::pin(super::ending::asked());
+        let (node, socket) = (settings.node.clone(), settings.socket.clone());
+        let agent = Agent::start(settings, Box::new(Surveyed::default()), Arc::new(Machine::default()))
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        if options.json {
+            say!("{}", json!({ "event": "listening", "node": node, "socket": socket }));
+        } else {
+            say!("agent of `{node}`; processes: {}", socket.display());
+        }
+        loop {
+            tell(options.json, &agent.state());
+            tokio::select! {
+                () = &mut ending => return Ok(()),
+                () = agent.changed() => {}
+            }
+        }
+    })
+}
+
+fn tell(as_json: bool, state: &State) {
+    if as_json {
+        say!("{}", json!({ "event": "control", "replica": state.replica, "trouble": state.trouble }));
+    } else if let Some(replica) = &state.replica {
+        say!("joined `{replica}`");
+    } else if let Some(trouble) = &state.trouble {
+        say!("no control: {trouble}");
+    }
+}
+
+/// The devices of the software NIC, looked at from outside.
+#[derive(Default)]
+struct Surveyed {
+    devices: Vec<DeviceSurvey>,
+}
+
+impl PortSource for Surveyed {
+    fn ports(&mut self) -> Vec<PortRecord> {
+        // Without devices there are no ports; the agent still serves.
+        self.devices = software::surveys(&SoftwareOptions::default(), None).unwrap_or_default();
+        let mut records = Vec::new();
+        for device in &self.devices {
+            for port in device.ports().unwrap_or_default() {
+                records.push(PortRecord {
+                    device: device.plan.info.name.clone(),
+                    port_num: port.port_num,
+                    gids: port.gids.iter().map(|(_, gid)| gid.0.into()).collect(),
+                    rate_mbps: port.speed_mbps.into(),
+                    numa_node: None,
+                    active: port.state == PortState::Active,
+                });
+            }
+        }
+        records
+    }
+
+    fn counters(&mut self) -> Vec<PortCounters> {
+        let ports = self.devices.iter().flat_map(|device| device.ports().unwrap_or_default());
+        ports
+            .map(|port| PortCounters::from_names(port.counters.iter().map(|(name, value)| (name.as_str(), *value))))
+            .collect()
+    }
+}

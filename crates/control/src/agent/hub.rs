@@ -1,0 +1,483 @@
+//! What the agent knows: processes, their connections and services, what control told, and which orders are on their way. All under one lock that is
+//! held for moments; the door and the uplink tell it what happened and take what is for them.
+
+use super::State;
+use crate::clock::Clock;
+use crate::local::{Carried, FromProcess, PROTOCOL, ToProcess};
+use crate::memory::Memory;
+use crate::message::{self, Answer};
+use crate::proto::control as proto;
+use scalefabric_fabric::directory::{
+    ConnectionId, ConnectionRecord, ConnectionState, Order, OrderResult, ServiceAddress,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// How long a process may take to answer an order.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Answers that are kept, for orders that come a second time.
+const KEPT_ANSWERS: usize = 4096;
+/// Most processes of a node.
+const MAX_PROCESSES: usize = 4096;
+/// Most connections and services of a process.
+const MAX_RECORDS: usize = 1 << 18;
+
+/// A process that has the agent open, as long as it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessKey(u64);
+
+/// The hub.
+#[derive(Debug)]
+pub struct Hub {
+    node: String,
+    clock: Arc<dyn Clock>,
+    inner: Mutex<Inner>,
+    /// Something is to be told to control.
+    pub upward: Notify,
+    told: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    processes: HashMap<ProcessKey, Process>,
+    serial: u64,
+    handles: u32,
+    memory: Memory,
+    remember: bool,
+    /// Services that any process wants.
+    wants: BTreeSet<String>,
+    wants_changed: bool,
+    changed: Changed,
+    /// Sent to processes and not answered.
+    waiting: HashMap<String, Waiting>,
+    answers: VecDeque<(String, Answer)>,
+    /// For control.
+    to_tell: Vec<(String, Answer)>,
+    replica: Option<String>,
+    trouble: Option<String>,
+}
+
+/// What control has yet to hear.
+#[derive(Debug, Default)]
+struct Changed {
+    connections: BTreeSet<(ProcessKey, ConnectionId)>,
+    gone: BTreeMap<(String, ConnectionId), ()>,
+    services: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Process {
+    name: String,
+    /// `None`: it did not take its messages, and is being cut off.
+    out: Option<mpsc::Sender<Arc<ToProcess>>>,
+    records: HashMap<ConnectionId, (ConnectionRecord, u32)>,
+    offers: BTreeMap<String, ServiceAddress>,
+    carried: HashMap<ConnectionId, Carried>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    processes: BTreeSet<ProcessKey>,
+    worst: Option<OrderResult>,
+    until: Duration,
+}
+
+impl Hub {
+    /// An empty one that remembers.
+    pub fn new(node: &str, memory: Memory, clock: Arc<dyn Clock>) -> Self {
+        let inner = Inner { memory, ..Inner::default() };
+        let (upward, told) = (Notify::new(), Notify::new());
+        Self { node: node.to_owned(), clock, inner: Mutex::new(inner), upward, told }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process has come. `None`: there are too many.
+    pub fn handle_process(&self, pid: i32, out: mpsc::Sender<Arc<ToProcess>>) -> Option<ProcessKey> {
+        let mut inner = self.inner();
+        if inner.processes.len() >= MAX_PROCESSES {
+            return None;
+        }
+        inner.serial += 1;
+        let key = ProcessKey(inner.serial);
+        // The first of a process bears its number; a second directory in the same process is told from it.
+        let taken = |name: &str| inner.processes.values().any(|process| process.name == name);
+        let mut name = pid.to_string();
+        let mut more = 1;
+        while taken(&name) {
+            more += 1;
+            name = format!("{pid}-{more}");
+        }
+        let process =
+            Process { name, out: Some(out), records: HashMap::new(), offers: BTreeMap::new(), carried: HashMap::new() };
+        inner.processes.insert(key, process);
+        Some(key)
+    }
+
+    /// A process has gone: so have its connections and services.
+    pub fn handle_process_gone(&self, key: ProcessKey) {
+        let mut inner = self.inner();
+        let Some(process) = inner.processes.remove(&key) else { return };
+        for id in process.records.into_keys() {
+            inner.changed.gone.insert((process.name.clone(), id), ());
+        }
+        inner.changed.services.extend(process.offers.into_keys());
+        let left: Vec<String> =
+            inner.waiting.iter().filter(|(_, one)| one.processes.contains(&key)).map(|(id, _)| id.clone()).collect();
+        for id in left {
+            inner.answered(key, &id, OrderResult::RolledBack { reason: "the process has ended".into() });
+        }
+        drop(inner);
+        self.upward.notify_one();
+    }
+
+    /// What a process says. False: it makes no sense.
+    pub fn handle_message(&self, key: ProcessKey, message: FromProcess) -> bool {
+        let mut inner = self.inner();
+        let sense = inner.hear(&self.node, key, message);
+        drop(inner);
+        self.upward.notify_one();
+        sense
+    }
+
+    /// Addresses of a service, from control.
+    pub fn handle_services(&self, service: &str, addresses: Vec<ServiceAddress>) {
+        let mut inner = self.inner();
+        if !inner.wants.contains(service) {
+            return;
+        }
+        inner.memory.services.insert(service.to_owned(), addresses.clone());
+        inner.remember = true;
+        let message = Arc::new(ToProcess::Services { service: service.to_owned(), addresses });
+        inner.processes.values_mut().for_each(|process| _ = process.tell(&message));
+    }
+
+    /// The policy, from control.
+    pub fn handle_policy(&self, json: &[u8]) {
+        let Ok(tenants) = serde_json::from_slice(json) else { return };
+        let mut inner = self.inner();
+        if inner.memory.policy.as_ref() == Some(&tenants) {
+            return;
+        }
+        inner.memory.policy = Some(tenants.clone());
+        inner.remember = true;
+        let message = Arc::new(ToProcess::Policy { tenants });
+        inner.processes.values_mut().for_each(|process| _ = process.tell(&message));
+    }
+
+    /// An order, from control.
+    pub fn handle_order(&self, id: &str, order: &Order) {
+        let until = self.clock.now() + PATIENCE;
+        self.inner().order(id, order, until);
+        self.upward.notify_one();
+    }
+
+    /// Joined, or not, and why.
+    pub fn handle_uplink(&self, replica: Option<String>, trouble: Option<String>) {
+        let mut inner = self.inner();
+        if (inner.replica != replica) || (inner.trouble != trouble) {
+            (inner.replica, inner.trouble) = (replica, trouble);
+            drop(inner);
+            self.told.notify_waiters();
+        }
+    }
+
+    /// Where replicas are, from control.
+    pub fn handle_replicas(&self, replicas: Vec<String>) {
+        let mut inner = self.inner();
+        if inner.memory.replicas != replicas {
+            inner.memory.replicas = replicas;
+            inner.remember = true;
+        }
+    }
+
+    /// Everything, for a replica that was just joined: what was changed before is in it.
+    pub fn take_whole(&self) -> (Vec<proto::Connection>, Vec<proto::Service>, Vec<String>) {
+        let mut inner = self.inner();
+        inner.changed = Changed::default();
+        inner.wants_changed = false;
+        let processes = inner.processes.values();
+        let connections = processes.flat_map(|process| process.records.values().map(|one| process.message(one)));
+        let connections = connections.collect();
+        let offers = inner.processes.values().flat_map(|process| process.offers.values());
+        let services: BTreeMap<&str, proto::Service> =
+            offers.map(|address| (address.service.as_str(), message::service_message(address))).collect();
+        (connections, services.into_values().collect(), inner.wants.iter().cloned().collect())
+    }
+
+    /// What changed; `None` if nothing did.
+    pub fn take_changes(&self) -> Option<proto::Report> {
+        let mut inner = self.inner();
+        let changed = std::mem::take(&mut inner.changed);
+        let mut report = proto::Report::default();
+        for (key, id) in changed.connections {
+            let Some(process) = inner.processes.get(&key) else { continue };
+            report.connections.extend(process.records.get(&id).map(|one| process.message(one)));
+        }
+        for (process, id) in changed.gone.into_keys() {
+            let id = Some(message::connection_id_message(&id));
+            report.removed_connections.push(proto::LocalConnectionId { id, process });
+        }
+        for service in changed.services {
+            let offered = inner.processes.values().find_map(|process| process.offers.get(&service));
+            match offered {
+                Some(address) => report.services.push(message::service_message(address)),
+                None => report.removed_services.push(service),
+            }
+        }
+        let empty = report.connections.is_empty()
+            && report.removed_connections.is_empty()
+            && report.services.is_empty()
+            && report.removed_services.is_empty();
+        (!empty).then_some(report)
+    }
+
+    /// What is wanted, if that changed.
+    pub fn take_wants(&self) -> Option<Vec<String>> {
+        let mut inner = self.inner();
+        std::mem::take(&mut inner.wants_changed).then(|| inner.wants.iter().cloned().collect())
+    }
+
+    /// Answers for control, those that time has given among them.
+    pub fn take_answers(&self) -> Vec<(String, Answer)> {
+        let now = self.clock.now();
+        let mut inner = self.inner();
+        let late: Vec<String> =
+            inner.waiting.iter().filter(|(_, one)| one.until <= now).map(|(id, _)| id.clone()).collect();
+        for id in late {
+            inner.waiting.remove(&id);
+            inner.settle(id, Answer::NotHere { reason: format!("the process did not answer within {PATIENCE:?}") });
+        }
+        std::mem::take(&mut inner.to_tell)
+    }
+
+    /// What the busiest connections carried since it was asked last.
+    pub fn take_carried(&self, most: usize) -> Vec<proto::ConnectionLoad> {
+        let mut inner = self.inner();
+        let mut loads = Vec::new();
+        for process in inner.processes.values_mut() {
+            for (id, one) in process.carried.drain() {
+                let Some((_, handle)) = process.records.get(&id) else { continue };
+                loads.push(proto::ConnectionLoad {
+                    handle: *handle,
+                    tx_bytes: one.tx_bytes,
+                    rx_bytes: one.rx_bytes,
+                    packets: one.packets,
+                    retransmitted: one.retransmitted,
+                });
+            }
+        }
+        loads.sort_unstable_by_key(|load| std::cmp::Reverse(load.tx_bytes.saturating_add(load.rx_bytes)));
+        loads.truncate(most);
+        loads
+    }
+
+    /// The memory, if it changed.
+    pub fn take_memory(&self) -> Option<Memory> {
+        let mut inner = self.inner();
+        std::mem::take(&mut inner.remember).then(|| inner.memory.clone())
+    }
+
+    /// Replicas that were heard of.
+    pub fn replicas(&self) -> Vec<String> {
+        self.inner().memory.replicas.clone()
+    }
+
+    /// How the agent is.
+    pub fn state(&self) -> State {
+        let inner = self.inner();
+        State {
+            replica: inner.replica.clone(),
+            trouble: inner.trouble.clone(),
+            processes: inner.processes.len(),
+            connections: inner.processes.values().map(|process| process.records.len()).sum(),
+        }
+    }
+
+    /// Waits for a change of the uplink.
+    pub async fn changed(&self) {
+        self.told.notified().await;
+    }
+}
+
+impl Process {
+    /// One that does not take its messages is cut off: its queue ends, and so does its socket. It comes back and hears everything anew.
+    fn tell(&mut self, message: &Arc<ToProcess>) -> bool {
+        let told = self.out.as_ref().is_some_and(|out| out.try_send(Arc::clone(message)).is_ok());
+        if !told {
+            self.out = None;
+        }
+        told
+    }
+
+    fn message(&self, (record, handle): &(ConnectionRecord, u32)) -> proto::Connection {
+        let mut message = message::connection_message(record);
+        message.handle = *handle;
+        message.process.clone_from(&self.name);
+        message
+    }
+}
+
+impl Inner {
+    fn hear(&mut self, node: &str, key: ProcessKey, message: FromProcess) -> bool {
+        let Some(process) = self.processes.get_mut(&key) else { return false };
+        match message {
+            FromProcess::Hello { .. } => {
+                process.tell(&Arc::new(ToProcess::Welcome { protocol: PROTOCOL, node: node.to_owned() }));
+                if let Some(tenants) = self.memory.policy.clone() {
+                    process.tell(&Arc::new(ToProcess::Policy { tenants }));
+                }
+            }
+            FromProcess::Publish { record } => return self.publish(key, record),
+            FromProcess::Offer { mut address } => {
+                address.node = node.to_owned();
+                let sense = message::service(&message::service_message(&address)).is_ok();
+                if !sense || process.offers.len() >= MAX_RECORDS {
+                    return false;
+                }
+                self.changed.services.insert(address.service.clone());
+                process.offers.insert(address.service.clone(), address);
+            }
+            FromProcess::Want { service } => {
+                if message::name("service", &service, false).is_err() {
+                    return false;
+                }
+                if let Some(addresses) = self.memory.services.get(&service) {
+                    let addresses = addresses.clone();
+                    process.tell(&Arc::new(ToProcess::Services { service: service.clone(), addresses }));
+                }
+                self.wants_changed |= self.wants.insert(service);
+            }
+            FromProcess::Answer { id, outcome } => self.answered(key, &id, outcome),
+            FromProcess::Carried { connections } => {
+                for one in connections {
+                    if process.records.contains_key(&one.id) {
+                        process.carried.insert(one.id.clone(), one);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn publish(&mut self, key: ProcessKey, record: ConnectionRecord) -> bool {
+        let Some(process) = self.processes.get_mut(&key) else { return false };
+        if message::connection(&message::connection_message(&record)).is_err() {
+            return false;
+        }
+        let id = record.id.clone();
+        if record.state == ConnectionState::Closed {
+            if process.records.remove(&id).is_some() {
+                self.changed.connections.remove(&(key, id.clone()));
+                self.changed.gone.insert((process.name.clone(), id), ());
+            }
+            return true;
+        }
+        let known = process.records.get(&id);
+        if known.is_some_and(|(known, _)| known.generation > record.generation) {
+            return true;
+        }
+        if known.is_none() && process.records.len() >= MAX_RECORDS {
+            return false;
+        }
+        let handle = known.map(|(_, handle)| *handle).unwrap_or_else(|| {
+            self.handles += 1;
+            self.handles
+        });
+        self.changed.gone.remove(&(process.name.clone(), id.clone()));
+        process.records.insert(id.clone(), (record, handle));
+        self.changed.connections.insert((key, id));
+        true
+    }
+
+    /// Carries an order out, or says why not.
+    fn order(&mut self, id: &str, order: &Order, until: Duration) {
+        if let Some((_, answer)) = self.answers.iter().find(|(known, _)| known == id) {
+            let answer = answer.clone();
+            self.to_tell.push((id.to_owned(), answer));
+            return;
+        }
+        if self.waiting.contains_key(id) {
+            return;
+        }
+        if let Err(highest) = self.memory.token.admit(crate::client::token(order)) {
+            self.settle(id.to_owned(), Answer::Answered { outcome: OrderResult::Fenced { highest } });
+            return;
+        }
+        self.remember = true;
+        let processes = self.meant(order);
+        if processes.is_empty() {
+            self.settle(id.to_owned(), Answer::NotHere { reason: "no process of this node has it".into() });
+            return;
+        }
+        let message = Arc::new(ToProcess::Order { id: id.to_owned(), order: order.clone() });
+        let mut reached = BTreeSet::new();
+        for key in processes {
+            if self.processes.get_mut(&key).is_some_and(|process| process.tell(&message)) {
+                reached.insert(key);
+            }
+        }
+        if reached.is_empty() {
+            self.settle(id.to_owned(), Answer::NotHere { reason: "its process takes no messages".into() });
+            return;
+        }
+        self.waiting.insert(id.to_owned(), Waiting { processes: reached, worst: None, until });
+    }
+
+    /// Whose order it is. If both ends are on this node, a move is for the end that can take the path.
+    fn meant(&self, order: &Order) -> Vec<ProcessKey> {
+        let having = |id: &ConnectionId| {
+            let mut keys: Vec<ProcessKey> =
+                self.processes.iter().filter(|(_, one)| one.records.contains_key(id)).map(|(key, _)| *key).collect();
+            keys.sort_unstable();
+            keys
+        };
+        match order {
+            Order::RotateKeys { .. } => self.processes.keys().copied().collect(),
+            Order::Close { connection, .. } => having(connection),
+            Order::Move { connection, path, .. } => {
+                let ends = having(connection);
+                let can = |key: &&ProcessKey| {
+                    let record = self.processes.get(key).and_then(|process| process.records.get(connection));
+                    record
+                        .is_some_and(|(record, _)| record.alternatives.contains(path) || record.path.dgid == path.dgid)
+                };
+                let chosen = ends.iter().find(can).or(ends.first()).copied();
+                chosen.into_iter().collect()
+            }
+        }
+    }
+
+    fn answered(&mut self, key: ProcessKey, id: &str, outcome: OrderResult) {
+        let Some(waiting) = self.waiting.get_mut(id) else { return };
+        if !waiting.processes.remove(&key) {
+            return;
+        }
+        // Of several answers the one that is least done counts.
+        let rank = |outcome: &OrderResult| match outcome {
+            OrderResult::Done { .. } => 0,
+            OrderResult::Fenced { .. } => 1,
+            OrderResult::RolledBack { .. } => 2,
+        };
+        if waiting.worst.as_ref().is_none_or(|worst| rank(worst) < rank(&outcome)) {
+            waiting.worst = Some(outcome);
+        }
+        if waiting.processes.is_empty()
+            && let Some(Waiting { worst: Some(outcome), .. }) = self.waiting.remove(id)
+        {
+            self.settle(id.to_owned(), Answer::Answered { outcome });
+        }
+    }
+
+    fn settle(&mut self, id: String, answer: Answer) {
+        if self.answers.len() >= KEPT_ANSWERS {
+            self.answers.pop_front();
+        }
+        self.answers.push_back((id.clone(), answer.clone()));
+        self.to_tell.push((id, answer));
+    }
+}

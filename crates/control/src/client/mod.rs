@@ -1,0 +1,225 @@
+//! The control plane as a process of the fabric sees it: [`AgentDirectory`] speaks with the agent of the node over its Unix socket. No call waits: what
+//! is told is sent by a thread when it can be, what is asked is answered from memory, and the memory is also a file, so that a process that
+//! starts while agent and control are away still finds its peers.
+
+mod link;
+
+pub use link::token;
+
+use crate::local::{Carried, FromProcess, Policy};
+use crate::memory::Memory;
+use scalefabric_fabric::directory::{
+    ConnectionId, ConnectionRecord, ConnectionState, Order, OrderResult, ServiceAddress,
+};
+use scalefabric_fabric::{Directory, FabricError};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Judges by policy whether a connection of a tenant may be made to a service.
+pub type Judge = fn(&Policy, tenant: &str, service: &str) -> Result<(), FabricError>;
+
+/// How a process reaches its agent.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The agent's socket. Default [`crate::local::default_socket`].
+    pub socket: PathBuf,
+    /// Where addresses and policy are remembered; `None`: only in memory.
+    pub memory: Option<PathBuf>,
+    /// Judges connections. Default: the tenants' rules.
+    pub judge: Judge,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { socket: crate::local::default_socket(), memory: default_memory(), judge: allow }
+    }
+}
+
+/// Until there are rules: everybody may.
+fn allow(_: &Policy, _: &str, _: &str) -> Result<(), FabricError> {
+    Ok(())
+}
+
+/// `$XDG_CACHE_HOME/scalefabric/directory.json`, or the same in `~/.cache`.
+fn default_memory() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("scalefabric/directory.json"))
+}
+
+/// The directory of a process.
+pub struct AgentDirectory {
+    shared: Arc<Shared>,
+    judge: Judge,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for AgentDirectory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AgentDirectory").field("node", &self.node()).finish_non_exhaustive()
+    }
+}
+
+/// What calls and the thread share. The lock is held for moments only, never while anything is read, written or waited for.
+struct Shared {
+    state: Mutex<State>,
+    /// There is something to do for the thread.
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// All connections that are not closed.
+    records: HashMap<ConnectionId, ConnectionRecord>,
+    offers: BTreeMap<String, ServiceAddress>,
+    wants: BTreeSet<String>,
+    memory: Memory,
+    /// To be sent; on a new link everything is sent anew instead.
+    changed: Vec<ConnectionId>,
+    /// Closed connections that the agent has yet to hear of.
+    closed: Vec<ConnectionRecord>,
+    queue: VecDeque<FromProcess>,
+    carried: HashMap<ConnectionId, Carried>,
+    orders: VecDeque<(String, Order)>,
+    /// Handed out and not answered.
+    given: Vec<(String, Order)>,
+    /// Counts links; what came over an earlier one is of no use.
+    link: u64,
+    linked: bool,
+    node: Option<String>,
+    remember: bool,
+    ending: bool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state and wakes the thread.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let changed = change(&mut self.state());
+        self.wake.notify_one();
+        changed
+    }
+}
+
+impl AgentDirectory {
+    /// Begins. An agent that is not there is waited for in the background.
+    pub fn new(settings: &Settings) -> Result<Self, FabricError> {
+        let memory = settings.memory.as_deref().map(Memory::load).unwrap_or_default();
+        let state = State { memory, ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
+        let (theirs, settings_there) = (Arc::clone(&shared), settings.clone());
+        let thread = std::thread::Builder::new()
+            .name("sfab-directory".into())
+            .spawn(move || link::run(&theirs, &settings_there))
+            .map_err(|error| {
+                FabricError::environment(format!("the directory's thread could not be started: {error}"))
+            })?;
+        Ok(Self { shared, judge: settings.judge, thread: Some(thread) })
+    }
+
+    /// Whether the agent is there now.
+    pub fn is_linked(&self) -> bool {
+        self.shared.state().linked
+    }
+
+    /// The node's name, once the agent has said it.
+    pub fn node(&self) -> Option<String> {
+        self.shared.state().node.clone()
+    }
+
+    /// Tells what connections carried since it was told last.
+    pub fn carried(&self, connections: impl IntoIterator<Item = Carried>) {
+        self.shared.change(|state| {
+            for one in connections {
+                match state.carried.get_mut(&one.id) {
+                    Some(sum) => {
+                        sum.tx_bytes += one.tx_bytes;
+                        sum.rx_bytes += one.rx_bytes;
+                        sum.packets += one.packets;
+                        sum.retransmitted += one.retransmitted;
+                    }
+                    None => drop(state.carried.insert(one.id.clone(), one)),
+                }
+            }
+        });
+    }
+}
+
+impl Drop for AgentDirectory {
+    fn drop(&mut self) {
+        self.shared.change(|state| state.ending = true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Directory for AgentDirectory {
+    fn publish(&self, record: ConnectionRecord) {
+        self.shared.change(|state| {
+            let known = state.records.get(&record.id);
+            if known.is_some_and(|known| known.generation > record.generation) {
+                return;
+            }
+            if record.state == ConnectionState::Closed {
+                if state.records.remove(&record.id).is_some() {
+                    state.closed.push(record);
+                }
+                return;
+            }
+            state.changed.push(record.id.clone());
+            state.records.insert(record.id.clone(), record);
+        });
+    }
+
+    fn offer(&self, address: ServiceAddress) {
+        self.shared.change(|state| {
+            state.offers.insert(address.service.clone(), address.clone());
+            state.queue.push_back(FromProcess::Offer { address });
+        });
+    }
+
+    fn resolve(&self, service: &str) -> Vec<ServiceAddress> {
+        let mut state = self.shared.state();
+        if !state.wants.contains(service) {
+            state.wants.insert(service.to_owned());
+            state.queue.push_back(FromProcess::Want { service: service.to_owned() });
+            self.shared.wake.notify_one();
+        }
+        let mut addresses = state.memory.services.get(service).cloned().unwrap_or_default();
+        // What is offered by this very process needs no agent.
+        if let Some(own) = state.offers.get(service)
+            && !addresses.iter().any(|address| address.exchange == own.exchange)
+        {
+            addresses.push(own.clone());
+        }
+        addresses
+    }
+
+    fn may_connect(&self, tenant: &str, service: &str) -> Result<(), FabricError> {
+        match &self.shared.state().memory.policy {
+            Some(policy) => (self.judge)(policy, tenant, service),
+            None => Ok(()),
+        }
+    }
+
+    fn next_order(&self) -> Option<Order> {
+        let mut state = self.shared.state();
+        let (id, order) = state.orders.pop_front()?;
+        state.given.push((id, order.clone()));
+        Some(order)
+    }
+
+    fn answer(&self, order: &Order, result: OrderResult) {
+        self.shared.change(|state| {
+            if let Some(place) = state.given.iter().position(|(_, given)| given == order) {
+                let (id, _) = state.given.remove(place);
+                state.queue.push_back(FromProcess::Answer { id, outcome: result });
+            }
+        });
+    }
+}

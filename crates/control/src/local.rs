@@ -1,0 +1,117 @@
+//! What processes and the agent of their node say to one another over its Unix socket: one JSON object a line, at most [`MAX_LINE`] bytes. Neither
+//! side trusts the other to be well: who sends what makes no sense is cut off.
+
+use scalefabric_fabric::directory::{ConnectionId, ConnectionRecord, Order, OrderResult, ServiceAddress};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Version of what is said here.
+pub const PROTOCOL: u32 = 1;
+/// Longest line, bytes.
+pub const MAX_LINE: usize = 1024 * 1024;
+
+/// Where the socket is, unless the configuration or `SCALEFABRIC_AGENT` says otherwise.
+pub fn default_socket() -> PathBuf {
+    if let Some(path) = std::env::var_os("SCALEFABRIC_AGENT").filter(|path| !path.is_empty()) {
+        return path.into();
+    }
+    PathBuf::from("/run/scalefabric/agent.sock")
+}
+
+/// The tenants' policy: the values of `tenants/…` by name.
+pub type Policy = BTreeMap<String, serde_json::Value>;
+
+/// What a connection carried since it was told last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Which.
+    pub id: ConnectionId,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Packets sent.
+    pub packets: u64,
+    /// Packets of those that were sent again.
+    pub retransmitted: u64,
+}
+
+/// From a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum FromProcess {
+    /// First of all.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Process ID as the process sees it, for people.
+        pid: u32,
+    },
+    /// A connection is new, changed, or closed.
+    Publish {
+        /// Its record.
+        record: ConnectionRecord,
+    },
+    /// A service can be reached here.
+    Offer {
+        /// How.
+        address: ServiceAddress,
+    },
+    /// Addresses of this service are wanted from now on.
+    Want {
+        /// Its name.
+        service: String,
+    },
+    /// How an order ended.
+    Answer {
+        /// Name of the order.
+        id: String,
+        /// How.
+        outcome: OrderResult,
+    },
+    /// What connections carried since it was told last.
+    Carried {
+        /// Those that carried anything.
+        connections: Vec<Carried>,
+    },
+}
+
+/// To a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum ToProcess {
+    /// First of all.
+    Welcome {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Name of the node.
+        node: String,
+    },
+    /// All addresses of a service that are known.
+    Services {
+        /// Its name.
+        service: String,
+        /// None: nobody offers it.
+        addresses: Vec<ServiceAddress>,
+    },
+    /// The policy, whole.
+    Policy {
+        /// By tenant.
+        tenants: Policy,
+    },
+    /// Do this and answer.
+    Order {
+        /// Name of the order.
+        id: String,
+        /// What.
+        order: Order,
+    },
+}
+
+/// A message as a line.
+pub fn line<T: Serialize>(message: &T) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}

@@ -1,0 +1,140 @@
+//! HTTP and JSON for people and scripts, described by `/openapi.json`. Every input is checked. Who may call: on loopback without TLS everybody of
+//! this host, as long as no token is configured; else who shows the token or a certificate of a client. What an error says is for the caller.
+
+mod answer;
+mod connections;
+mod fabric;
+mod guard;
+
+use super::Shared;
+use super::access::Access;
+use super::listen::{self, Secured};
+use crate::store::StoreError;
+use answer::Failure;
+use axum::Router;
+use axum::extract::connect_info::Connected;
+use axum::routing::get;
+use axum::serve::{IncomingStream, Listener};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use utoipa::OpenApi;
+
+/// Longest body, bytes.
+const MAX_BODY: usize = 256 * 1024;
+
+/// The document.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "scaleFabric control",
+        description = "Directory, loads, orders and state of a scaleFabric control plane."
+    ),
+    paths(
+        connections::find,
+        fabric::services,
+        fabric::nodes,
+        fabric::node,
+        fabric::loads,
+        fabric::status,
+        fabric::order,
+        fabric::events
+    )
+)]
+struct Document;
+
+/// The document as it is published.
+pub fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
+}
+
+/// All that is served, without the guard at the door.
+fn router() -> Router<Arc<Shared>> {
+    Router::new()
+        .route("/v1/connections", get(connections::find))
+        .route("/v1/services", get(fabric::services))
+        .route("/v1/nodes", get(fabric::nodes))
+        .route("/v1/nodes/{node}", get(fabric::node))
+        .route("/v1/loads", get(fabric::loads))
+        .route("/v1/status", get(fabric::status))
+        .route("/v1/orders", axum::routing::post(fabric::order))
+        .route("/v1/events", get(fabric::events))
+        .route("/openapi.json", get(|| async { axum::Json(document()) }))
+        .fallback(|| async { Failure::not_found("there is nothing here; `/openapi.json` says what there is") })
+}
+
+/// Serves until told to end.
+pub fn serve(
+    shared: Arc<Shared>,
+    access: Access,
+    listener: TcpListener,
+    mut ended: watch::Receiver<bool>,
+) -> Result<impl Future<Output = ()> + Send + 'static, StoreError> {
+    let door = guard::Door { token: access.token.clone(), tls: access.tls.is_some() };
+    let app = router()
+        .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))
+        .layer(axum::middleware::from_fn_with_state(Arc::new(door), guard::enter))
+        .with_state(shared);
+    let service = app.into_make_service_with_connect_info::<Caller>();
+    let ending = async move {
+        let _ = ended.wait_for(|ended| *ended).await;
+    };
+    let tls = access.tls.as_ref().map(|tls| tls.config(&[b"http/1.1"])).transpose()?;
+    Ok(async move {
+        let _ = match tls {
+            Some(config) => {
+                let address = listener.local_addr();
+                let accepted = listen::secured(listener, TlsAcceptor::from(config));
+                let secure = Secure { accepted, address: address.ok() };
+                axum::serve(secure, service).with_graceful_shutdown(ending).await
+            }
+            None => axum::serve(listener, service).with_graceful_shutdown(ending).await,
+        };
+    })
+}
+
+/// Who calls.
+#[derive(Clone, Debug)]
+struct Caller {
+    address: SocketAddr,
+    /// Whether a certificate was shown, which TLS has verified.
+    certificate: bool,
+}
+
+impl Connected<IncomingStream<'_, TcpListener>> for Caller {
+    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
+        Self { address: *stream.remote_addr(), certificate: false }
+    }
+}
+
+impl Connected<IncomingStream<'_, Secure>> for Caller {
+    fn connect_info(stream: IncomingStream<'_, Secure>) -> Self {
+        let certificate = stream.io().get_ref().1.peer_certificates().is_some_and(|chain| !chain.is_empty());
+        Self { address: *stream.remote_addr(), certificate }
+    }
+}
+
+/// Connections with TLS.
+struct Secure {
+    accepted: mpsc::Receiver<Secured>,
+    address: Option<SocketAddr>,
+}
+
+impl Listener for Secure {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.accepted.recv().await {
+            Some(secured) => secured,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.address.ok_or_else(|| std::io::ErrorKind::AddrNotAvailable.into())
+    }
+}
