@@ -4,7 +4,7 @@
 mod completion;
 mod config;
 mod connection;
-mod descriptor;
+pub(crate) mod descriptor;
 mod fabric;
 mod gid;
 mod hub;

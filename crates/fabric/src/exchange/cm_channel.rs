@@ -3,6 +3,7 @@
 //! sender (RNR NAKs, clause 9.7.5.2.8) and nothing grows. No message is looked into.
 
 use super::{MAX_MESSAGE, Patience};
+use crate::endpoint::descriptor;
 use crate::error::{FabricError, Fault};
 use scalefabric_verbs::{
     AccessFlags, CmChannel, CmEvent, CmEventType, CmId, CompletionChannel, CompletionQueue, Context, MemoryRegion,
@@ -11,10 +12,9 @@ use scalefabric_verbs::{
 };
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -65,26 +65,15 @@ pub(super) fn hear_greeting(said: &[u8], peer: SocketAddr) -> Result<String, Fab
     name.ok_or_else(|| FabricError::peer(format!("rdma-cm://{peer} is no scaleFabric exchange of this version (its private data is another's): check the port")))
 }
 
-/// A descriptor that belongs to somebody else.
-struct Borrowed(RawFd);
-
-impl AsRawFd for Borrowed {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
-// The descriptor lives as long as the channel beside it, which is dropped after the `AsyncFd`.
-#[allow(deprecated)]
-fn watch(fd: RawFd) -> Result<AsyncFd<Borrowed>, FabricError> {
-    AsyncFd::with_interest(Borrowed(fd), Interest::READABLE)
-        .map_err(|error| FabricError::environment(format!("a descriptor of the device cannot be waited for: {error}")))
+fn watch(fd: RawFd) -> Result<AsyncFd<OwnedFd>, FabricError> {
+    descriptor::watch(fd).ok_or_else(|| {
+        FabricError::environment("a descriptor of the device cannot be waited for: are descriptors short (ulimit -n)?")
+    })
 }
 
 /// An identifier with an event channel of its own; destroyed with it.
 pub(super) struct CmLink {
-    // Before the channel whose descriptor it watches.
-    readable: AsyncFd<Borrowed>,
+    readable: AsyncFd<OwnedFd>,
     id: Arc<dyn CmId>,
     channel: Arc<dyn CmChannel>,
 }
@@ -139,7 +128,7 @@ fn not_posted(error: PostError) -> FabricError {
 
 /// QP, queues and memory of a channel.
 pub(super) struct Messenger {
-    readable: AsyncFd<Borrowed>,
+    readable: AsyncFd<OwnedFd>,
     qp: Arc<dyn QueuePair>,
     cq: Arc<dyn CompletionQueue>,
     rings: Arc<dyn CompletionChannel>,

@@ -305,11 +305,14 @@ enum Role {
     Listener,
 }
 
+/// A message, and where to say that it is in the store.
+type Letter = (Vec<u8>, oneshot::Sender<Result<(), FabricError>>);
+
 /// One end of a channel: what the application holds of it.
 struct Mailbox {
     peer: Identity,
     patience: Patience,
-    outgoing: mpsc::Sender<(Vec<u8>, oneshot::Sender<Result<(), FabricError>>)>,
+    outgoing: mpsc::Sender<Letter>,
     incoming: mpsc::Receiver<Result<Vec<u8>, FabricError>>,
     met: Option<oneshot::Receiver<String>>,
     over: Option<FabricError>,
@@ -438,7 +441,7 @@ struct Postman<S: Store> {
     renewed: Instant,
 }
 
-type Outgoing = mpsc::Receiver<(Vec<u8>, oneshot::Sender<Result<(), FabricError>>)>;
+type Outgoing = mpsc::Receiver<Letter>;
 
 impl<S: Store> Postman<S> {
     async fn work(mut self, mut outgoing: Outgoing) {

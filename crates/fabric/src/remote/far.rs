@@ -42,7 +42,7 @@ impl Far {
     }
 
     fn word(&self, offset: u64) -> Result<(Remote, Arc<Buffer>), FabricError> {
-        if offset % 8 != 0 {
+        if !offset.is_multiple_of(8) {
             return Err(FabricError::misuse(format!("an atomic at {offset}: words begin at multiples of 8")));
         }
         Ok((self.at(offset, 8)?, Arc::new(self.pool.alloc_aligned(8, 8)?)))

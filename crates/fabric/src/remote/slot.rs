@@ -43,7 +43,7 @@ impl SlotShape {
     }
 
     pub(super) fn check(&self, bytes: u64) -> Result<(), FabricError> {
-        if self.slots == 0 || self.slot_bytes < 64 || self.slot_bytes % 64 != 0 {
+        if self.slots == 0 || self.slot_bytes < 64 || !self.slot_bytes.is_multiple_of(64) {
             return Err(FabricError::misuse(format!("{self:?}: at least one slot, of a multiple of 64 bytes")));
         }
         if bytes < self.bytes() {

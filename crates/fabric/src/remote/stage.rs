@@ -25,7 +25,7 @@ impl Stage {
     }
 
     fn word(&self, offset: u64) -> Result<&AtomicU64, FabricError> {
-        let word = self.words.get(offset as usize / 8).filter(|_| offset % 8 == 0);
+        let word = self.words.get(offset as usize / 8).filter(|_| offset.is_multiple_of(8));
         word.ok_or_else(|| FabricError::misuse(format!("no word at {offset}")))
     }
 
