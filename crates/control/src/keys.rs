@@ -12,7 +12,7 @@
 //! | `orders/<node>/<id>` | [`crate::order::OrderRecord`], its answer included | until it is swept away, 10 minutes after its end | who orders, then the replica of the agent |
 //! | `epoch` | when the store was first used, milliseconds since 1970 | for ever | [`crate::leader`] |
 //! | `topology/…` | switches and links as an operator told them | for ever | `topology` |
-//! | `tenants/<tenant>` | a tenant: its P_Key, rights and quotas | for ever | `tenant` |
+//! | `tenants/rules` | [`crate::tenant::Tenants`], whole | for ever | an operator, over HTTP |
 //! | `rebalance/…` | settings, freeze, and the moves with their reasons | for ever | `rebalance` |
 //! | `keys/…` | schedule of key rotation and its state; never a key | for ever | key rotation |
 //! | `~…` | what a store needs for itself | | the store |
@@ -38,6 +38,8 @@ pub const ORDERS: &str = "orders/";
 pub const TOPOLOGY: &str = "topology/";
 /// Tenants.
 pub const TENANTS: &str = "tenants/";
+/// The part of [`TENANTS`] that holds the rules.
+pub const TENANT_RULES: &str = "rules";
 /// Rebalancing.
 pub const REBALANCE: &str = "rebalance/";
 /// When the store was first used.

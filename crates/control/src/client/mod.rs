@@ -8,10 +8,11 @@ pub use link::token;
 
 use crate::local::{Carried, FromProcess, Policy};
 use crate::memory::Memory;
+use crate::tenant::Tenants;
 use scalefabric_fabric::directory::{
     ConnectionId, ConnectionRecord, ConnectionState, Order, OrderResult, ServiceAddress,
 };
-use scalefabric_fabric::{Directory, FabricError};
+use scalefabric_fabric::{Directory, FabricError, Fault};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,13 +33,17 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { socket: crate::local::default_socket(), memory: default_memory(), judge: allow }
+        Self { socket: crate::local::default_socket(), memory: default_memory(), judge: by_tenants }
     }
 }
 
-/// Until there are rules: everybody may.
-fn allow(_: &Policy, _: &str, _: &str) -> Result<(), FabricError> {
-    Ok(())
+/// By the tenants' rules. Where nobody has given any, everybody may; rules that this version cannot read let nobody in.
+fn by_tenants(policy: &Policy, tenant: &str, service: &str) -> Result<(), FabricError> {
+    let Some(rules) = policy.get(crate::keys::TENANT_RULES) else { return Ok(()) };
+    let refused = |why: String| FabricError::new(Fault::NoAuthority, why);
+    let rules: Tenants = serde_json::from_value(rules.clone())
+        .map_err(|error| refused(format!("the tenants' rules cannot be read: {error}; use the version of control")))?;
+    rules.may_connect(tenant, service).map(drop).map_err(|denied| refused(denied.to_string()))
 }
 
 /// `$XDG_CACHE_HOME/scalefabric/directory.json`, or the same in `~/.cache`.

@@ -1,11 +1,11 @@
 //! One listener for the whole replica: what the store tells goes to the sessions that it is for, and to no other.
 
 use super::session::{Note, waiting_order};
-use super::{ReplicaRecord, Shared, locked};
+use super::{Registered, ReplicaRecord, Shared, locked};
 use crate::directory::feed::Told;
 use crate::keys;
 use crate::load::Loads;
-use crate::store::{Entry, Event};
+use crate::store::{Entry, Event, Revision};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
@@ -16,10 +16,10 @@ pub async fn run(shared: Arc<Shared>) {
     loop {
         match news.recv().await {
             Ok(Told::Events(events)) => handle_events(&shared, &events),
-            Ok(Told::Listing(entries, _)) => handle_listing(&shared, &entries),
+            Ok(Told::Listing(entries, revision)) => handle_listing(&shared, &entries, revision),
             Err(RecvError::Lagged(_)) => {
-                if let Ok((entries, _)) = shared.store.list("").await {
-                    handle_listing(&shared, &entries);
+                if let Ok((entries, revision)) = shared.store.list("").await {
+                    handle_listing(&shared, &entries, revision);
                 }
             }
             Err(RecvError::Closed) => return,
@@ -27,7 +27,7 @@ pub async fn run(shared: Arc<Shared>) {
     }
 }
 
-fn handle_listing(shared: &Shared, entries: &[Entry]) {
+fn handle_listing(shared: &Shared, entries: &[Entry], revision: Revision) {
     locked(&shared.replicas).clear();
     locked(&shared.tenants).values.clear();
     let mut changed = Changed { policy: true, ..Changed::default() };
@@ -40,10 +40,11 @@ fn handle_listing(shared: &Shared, entries: &[Entry]) {
         }
         handle_put(shared, entry, &mut changed);
     }
-    for node in shared.joined() {
-        if !there.contains(&node) {
-            shared.note(&node, Note::NodeGone);
-        }
+    // Who joined after the listing cannot be in it.
+    let before = |(_, one): &(&String, &Registered)| one.revision <= revision;
+    let joined: Vec<String> = locked(&shared.sessions).iter().filter(before).map(|(node, _)| node.clone()).collect();
+    for node in joined.iter().filter(|node| !there.contains(*node)) {
+        shared.note(node, Note::NodeGone);
     }
     changed.all_services = true;
     tell(shared, &changed);

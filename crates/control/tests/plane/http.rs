@@ -134,3 +134,25 @@ async fn plain_text_is_spoken_on_loopback_only() {
     settings.access.tls = Some(Authority::new().server("localhost"));
     assert!(settings.check().is_ok());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_that_are_set_count_in_every_process() {
+    let world = World::new().await;
+    let node = world.agent("node1").await;
+    let process = world.process(&node);
+    assert!(process.may_connect("red", "files").is_ok());
+    let http = world.replica().http.expect("it has HTTP");
+    let put = async |body: &str| call(http, "PUT /v1/tenants", "Content-Type: application/json\r\n", body).await.0;
+    let tenant = |name: &str, pkey: u32, service: &str| {
+        format!("{{\"name\":\"{name}\",\"pkey\":{pkey},\"services\":[\"{service}\"]}}")
+    };
+    let (red, blue) = (tenant("red", 0x8001, "files"), tenant("blue", 0x8002, "mail"));
+    // Two tenants in one partition would reach one another.
+    let same = tenant("blue", 0x8001, "mail");
+    assert_eq!(put(&format!("{{\"tenant\":[{red},{same}]}}")).await, 400);
+    assert_eq!(put(&format!("{{\"tenant\":[{red},{blue}]}}")).await, 200);
+    eventually("the rules are known", || process.may_connect("blue", "files").is_err()).await;
+    assert!(process.may_connect("red", "files").is_ok() && process.may_connect("nobody", "files").is_err());
+    let refused = process.may_connect("blue", "files").expect_err("just seen");
+    assert_eq!(refused.fault, scalefabric_fabric::Fault::NoAuthority);
+}

@@ -5,6 +5,7 @@ mod answer;
 mod connections;
 mod fabric;
 mod guard;
+mod tenants;
 
 use super::Shared;
 use super::access::Access;
@@ -41,7 +42,9 @@ const MAX_BODY: usize = 256 * 1024;
         fabric::loads,
         fabric::status,
         fabric::order,
-        fabric::events
+        fabric::events,
+        tenants::look,
+        tenants::set
     )
 )]
 struct Document;
@@ -61,6 +64,7 @@ fn router() -> Router<Arc<Shared>> {
         .route("/v1/loads", get(fabric::loads))
         .route("/v1/status", get(fabric::status))
         .route("/v1/orders", axum::routing::post(fabric::order))
+        .route("/v1/tenants", get(tenants::look).put(tenants::set))
         .route("/v1/events", get(fabric::events))
         .route("/openapi.json", get(|| async { axum::Json(document()) }))
         .fallback(|| async { Failure::not_found("there is nothing here; `/openapi.json` says what there is") })
