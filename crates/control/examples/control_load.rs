@@ -238,7 +238,11 @@ impl Agent {
                         rx_bytes: vec![10, 1_000_000],
                         ..proto::Load::default()
                     };
-                    send(&out, from_agent::Message::Load(load)).await?;
+                    if send(&out, from_agent::Message::Load(load)).await.is_err() {
+                        // Control says why.
+                        while answers.message().await?.is_some() {}
+                        return Err("control ended the stream".into());
+                    }
                 }
                 _ = changes.tick(), if *self.steady.borrow_and_update() => {
                     generation += 1;
