@@ -331,11 +331,11 @@ mod tests {
             Ok(Vec::new())
         })
         .unwrap();
-        let caller = Caller::new(left, 8).unwrap();
-        let short = Duration::from_millis(30);
-        assert_eq!(caller.call(9, b"", short).unwrap_err(), CallError::Deadline);
-        // It waits behind the one that is held, and is too late when its turn comes.
-        assert_eq!(caller.call(1, b"", short).unwrap_err(), CallError::Deadline);
+        let caller = Caller::new(left.clone(), 8).unwrap();
+        assert_eq!(caller.call(9, b"", Duration::from_millis(300)).unwrap_err(), CallError::Deadline);
+        // It waits behind the one that is held, with no time left, and is too late when its turn comes.
+        let head = Head { kind: Kind::Request, method: 1, call: 77, left_us: 0 };
+        assert!(left.send(&emit(&head, b"")).unwrap());
         let_go.send(()).unwrap();
         caller.call(1, b"", LONG).unwrap();
         assert_eq!((server.tally().handled, server.tally().late), (2, 1));
