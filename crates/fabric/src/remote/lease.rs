@@ -215,7 +215,7 @@ mod tests {
     fn a_lease_is_taken_renewed_lost_and_taken_over() {
         let area = Arc::new(Stage::new(128));
         let (mut one, mut two) = (lease(&area, 1), lease(&area, 2));
-        assert_eq!(one.try_take(0 * MS).unwrap(), Taken::Held { token: FencingToken(1), until: 80 * MS });
+        assert_eq!(one.try_take(Duration::ZERO).unwrap(), Taken::Held { token: FencingToken(1), until: 80 * MS });
         // The clocks of the two have nothing in common.
         assert_eq!(two.try_take(5000 * MS).unwrap(), Taken::NotYet { until: 5100 * MS });
         assert_eq!(one.renew(60 * MS).unwrap(), 140 * MS);
@@ -241,12 +241,12 @@ mod tests {
             // The first atomic is the look, which is repeated by itself.
             area.doubt(done);
             area.doubt(done);
-            assert_eq!(token(one.try_take(0 * MS).unwrap()), 1);
+            assert_eq!(token(one.try_take(Duration::ZERO).unwrap()), 1);
             area.doubt(done);
             one.renew(10 * MS).unwrap();
             area.doubt(done);
             one.release().unwrap();
-            assert_eq!(token(lease(&area, 2).try_take(0 * MS).unwrap()), 2);
+            assert_eq!(token(lease(&area, 2).try_take(Duration::ZERO).unwrap()), 2);
         }
     }
 
@@ -289,11 +289,11 @@ mod tests {
     #[test]
     fn without_a_margin_different_clocks_let_two_hold_it() {
         let area = Arc::new(Stage::new(64));
-        let term = LeaseTerm { term: 100 * MS, margin: 0 * MS };
+        let term = LeaseTerm { term: 100 * MS, margin: Duration::ZERO };
         let mut slow = Lease::new(area.clone(), 0, 1, term).unwrap();
         let mut fast = Lease::new(area, 0, 2, term).unwrap();
-        assert_eq!(token(slow.try_take(0 * MS).unwrap()), 1);
-        fast.try_take(0 * MS).unwrap();
+        assert_eq!(token(slow.try_take(Duration::ZERO).unwrap()), 1);
+        fast.try_take(Duration::ZERO).unwrap();
         assert_eq!(token(fast.try_take(100 * MS).unwrap()), 2);
         assert!(slow.token(84 * MS).is_some() && fast.token(100 * MS).is_some());
     }

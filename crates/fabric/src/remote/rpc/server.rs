@@ -213,10 +213,12 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
+    type Heard = Box<dyn FnMut(Vec<u8>) + Send>;
+
     /// One side of a line within the process; a thread carries the messages to the other's handler.
     struct Wire {
         out: mpsc::SyncSender<Vec<u8>>,
-        handler: Arc<Mutex<Option<Box<dyn FnMut(Vec<u8>) + Send>>>>,
+        handler: Arc<Mutex<Option<Heard>>>,
     }
 
     impl fmt::Debug for Wire {
