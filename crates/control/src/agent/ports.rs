@@ -100,7 +100,7 @@ impl PortSource for OpenDevices {
         for (index, (name, context)) in self.devices.iter().enumerate() {
             let Ok(DeviceAttr { phys_port_cnt, .. }) = context.query_device() else { continue };
             let gids = context.query_gid_table().unwrap_or_default();
-            for port_num in 1..=u8::try_from(phys_port_cnt).unwrap_or(u8::MAX) {
+            for port_num in 1..=phys_port_cnt {
                 let Ok(attributes) = context.query_port(port_num) else { continue };
                 self.ports.push((index, port_num));
                 let of_port = gids.iter().filter(|entry| entry.port_num == port_num);
