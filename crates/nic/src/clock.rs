@@ -1,5 +1,6 @@
 //! The clock of the live device: CLOCK_MONOTONIC in nanoseconds. The engine never reads it; whoever drives the engine
-//! reads it once a turn and hands it in. The simulator and the tests hand in their own time.
+//! reads it once a turn and hands it in. The simulator and the tests hand in their own time. Who drives may also let others
+//! onto the processor here, between two turns and with no lock held; the engine may not.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,6 +12,11 @@ pub fn now() -> Time {
     // SAFETY: `ts` is a valid timespec that outlives the call, which writes nothing else. It cannot fail for this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut ts) };
     Time(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
+}
+
+/// Lets other threads onto the processor: a sender that nothing holds back would keep its receiver off it.
+pub fn breathe() {
+    std::thread::yield_now();
 }
 
 /// What has to be added to [`now`] to get nanoseconds since 1970, as the time of day is set at this moment.

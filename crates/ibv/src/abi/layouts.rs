@@ -14,6 +14,8 @@ struct Row {
 
 const TEXT: &[u8] = LAYOUTS.as_bytes();
 const ROWS: usize = rows();
+// Read by the compiler alone: it never becomes part of a program.
+#[expect(clippy::large_const_arrays, reason = "other constants are made of it")]
 const TABLE: [Row; ROWS] = parse();
 
 /// First byte behind the line that begins at `at`.

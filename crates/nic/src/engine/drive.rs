@@ -415,7 +415,7 @@ impl Core {
         let breath = engine.takes_breath();
         self.release(guard, now, Some(turn));
         if breath {
-            std::thread::yield_now();
+            clock::breathe();
         }
     }
 
@@ -504,7 +504,7 @@ impl Drive for Core {
         let breath = engine.takes_breath();
         self.release(guard, now, None);
         if breath {
-            std::thread::yield_now();
+            clock::breathe();
         }
         self.serve();
         Turned { busy: turn.progressed || turn.ready, deadline }
