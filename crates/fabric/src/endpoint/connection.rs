@@ -2,7 +2,7 @@
 //! other connections. What becomes of its QPs is the session's.
 
 use super::completion::{Completion, Pending};
-use super::link::{Link, Told, lock};
+use super::link::{Injected, Link, Told, lock};
 use super::operation::Operation;
 use super::received::Received;
 use super::service::Keeper;
@@ -351,6 +351,11 @@ impl Connection {
     pub fn rebuild(&self, reason: &str) -> Result<(), FabricError> {
         let input = Input::Rebuild { reason: reason.to_owned() };
         self.link().tell.send(Told::Input(input)).map_err(|_| self.closed_error())
+    }
+
+    /// Makes a fault, to see what becomes of it. For tests and drills.
+    pub fn inject(&self, fault: Injected) -> Result<(), FabricError> {
+        self.link().tell.send(Told::Inject(fault)).map_err(|_| self.closed_error())
     }
 
     /// Waits until everything that was posted has ended, tells the peer, and closes. What has not ended after `timeout` is reported as it is.

@@ -29,10 +29,21 @@ pub(crate) enum Told {
     Channel(Box<dyn Channel>, Body),
     /// Somebody waits for events: watch the completion channel.
     Watch,
+    /// A fault is to be made.
+    Inject(Injected),
     /// The device tells that a QP is in error.
     QpFailed(u32, &'static str),
     /// Somebody wants to know when keys of before may be withdrawn.
     Offer(Input, oneshot::Sender<()>),
+}
+
+/// A fault that is made on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Injected {
+    /// The QP in use goes to ERR, and nobody is told.
+    QpError,
+    /// The channel to the peer breaks.
+    ChannelLost,
 }
 
 type Handler<T> = Mutex<Option<Box<dyn FnMut(T) + Send>>>;

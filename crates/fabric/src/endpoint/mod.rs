@@ -26,7 +26,11 @@ pub use config::{Config, MAX_INLINE, Waiting};
 pub use connection::{Connection, Statistics};
 pub use fabric::{Builder, Fabric, Target};
 pub use gid::{Want, choose as choose_gid};
+pub use link::Injected;
 pub use listener::Listener;
 pub use operation::{MAX_PIECES, Operation, Piece, Remote, Source, Verb};
 pub use received::Received;
 pub use service::RotateKeys;
+
+#[cfg(test)]
+mod tests;

@@ -236,6 +236,12 @@ impl Receiver {
         self.inbox.pop_front()
     }
 
+    /// Gives a receive back to the pool.
+    #[cfg(test)]
+    pub fn give_back(&self, slot: u32) {
+        self.pool.give_back(slot);
+    }
+
     pub fn has_messages(&self) -> bool {
         !self.inbox.is_empty()
     }

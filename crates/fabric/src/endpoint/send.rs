@@ -485,6 +485,19 @@ impl Sender {
         self.offers.clone()
     }
 
+    /// For a test that is stuck.
+    #[cfg(test)]
+    pub fn stages(&self) -> String {
+        let stages: Vec<String> = (self.log.head..self.log.tail)
+            .map(|n| format!("{n} {:?} {:?} {:?}", self.log.get(n).kind, self.log.get(n).stage, self.log.get(n).failed))
+            .collect();
+        let lane = self.outlet.as_ref().map(|outlet| outlet.lane);
+        format!(
+            "lane {lane:?} held {} posted {} rd {} next {}: {stages:?}",
+            self.held, self.posted, self.rd_atomics, self.next
+        )
+    }
+
     pub fn has_completions(&self) -> bool {
         !self.done.is_empty()
     }

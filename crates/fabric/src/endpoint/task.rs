@@ -3,7 +3,7 @@
 
 use super::descriptor;
 use super::lane::{self, Lane, Place};
-use super::link::{Link, Told, lock};
+use super::link::{Injected, Link, Told, lock};
 use super::log::Stage;
 use super::resolve::resolve;
 use super::service::Shared;
@@ -13,7 +13,7 @@ use crate::exchange::{Channel, Exchange};
 use crate::operation::Outcome;
 use crate::path::Path;
 use crate::session::{Action, Body, Drained, Input, LaneId, Message, Session, VERSION};
-use scalefabric_verbs::{Gid, WcStatus};
+use scalefabric_verbs::{Gid, QpAttr, WcStatus};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -35,6 +35,9 @@ pub(crate) struct Dial {
     pub exchange: Arc<dyn Exchange>,
     pub address: String,
 }
+
+/// How often a side that cannot dial looks whether the peer's QP still answers while there is no channel.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// The task.
 pub(crate) struct Task {
@@ -135,6 +138,8 @@ impl Task {
             1..=200 => Some(Duration::ZERO),
             _ => Some(Duration::from_millis(1)),
         };
+        // The leader dials; the other would never learn that its peer is gone if it had nothing to send.
+        let lonely = (self.channel.is_none() && self.dial.is_none()).then_some(PROBE_EVERY);
         tokio::select! {
             biased;
             told = self.told.recv() => match told {
@@ -155,6 +160,10 @@ impl Task {
                 self.session.handle_timer(now);
             }
             () = sleep(look) => {}
+            () = sleep(lonely) => {
+                lock(&self.link.sender).probe();
+                let _ = self.link.drive();
+            }
         }
         if watching || self.events.is_some() {
             self.look();
@@ -200,6 +209,18 @@ impl Task {
                 if self.events.is_none() {
                     self.events = descriptor::watch(self.link.channel.fd());
                     self.look();
+                }
+            }
+            Told::Inject(Injected::ChannelLost) => {
+                if self.channel.is_some() {
+                    self.lose_channel(FabricError::unreachable("the channel was broken on purpose"));
+                }
+            }
+            Told::Inject(Injected::QpError) => {
+                let present = self.session.lane();
+                if let Some(lane) = self.lanes.iter().find(|lane| Some(lane.id) == present) {
+                    let (attr, mask) = QpAttr::error();
+                    let _ = lane.qp.modify(&attr, mask);
                 }
             }
             Told::QpFailed(qp_num, reason) => {

@@ -28,6 +28,12 @@ impl Session {
         if self.lane.is_some_and(|lane| begin.lane <= lane) {
             return; // Old.
         }
+        // A rebuild takes everything, decided or not; a move goes on from what is decided.
+        if let Some(present) = begin.present
+            && begin.purpose != Purpose::Rebuild
+        {
+            self.follow_commit(present, now_ns);
+        }
         if begin.lane <= self.last_lane {
             // It was begun here once and came to nothing. The leader may have heard Accept of the QP that is gone: never two QPs for one number.
             return self.refuse(begin.lane, "this lane was taken back: begin another".into());
@@ -47,7 +53,8 @@ impl Session {
                 self.step(now_ns);
             }
             Purpose::Move(Strategy::MakeBeforeBreak) if self.lane.is_some() => {
-                if matches!(self.phase, Phase::HandingOver(_) | Phase::Asked { .. }) {
+                let busy = matches!(self.phase, Phase::HandingOver(_) | Phase::Asked { .. });
+                if busy || self.lane != begin.present || self.hurt.is_some() {
                     return self.refuse(begin.lane, "another change has not ended yet".into());
                 }
                 self.discard_attempt();
@@ -121,6 +128,9 @@ impl Session {
                     Purpose::Move(_) => {
                         let token = self.asked_move.take().map(|(change, _)| change.token);
                         self.begin_hand_over(HandOver::new(lane, before, token, false, now_ns), now_ns);
+                        if let Some((lane, reason)) = self.hurt.take() {
+                            self.follow_broken(lane, reason, now_ns);
+                        }
                     }
                 }
             }
@@ -132,6 +142,21 @@ impl Session {
             Phase::Asked { lane: failed, reason } if *failed == lane => {
                 let (lane, reason) = (*failed, reason.clone());
                 self.send(Body::Broken { lane, reason });
+            }
+            Phase::Closing { .. } | Phase::Closed => {}
+            // A later one is on its way, and mends everything.
+            Phase::FollowStopping(_) => {}
+            Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _)
+                if begin.lane > lane && begin.purpose == Purpose::Rebuild => {}
+            // We accepted it, lost its QP, and the leader did not hear that before it decided.
+            _ if self.lane < Some(lane) => {
+                let reason = String::from("its QP is gone at the following side");
+                self.discard_attempt();
+                self.begin_to_give_up(now_ns);
+                self.report(ConnectionState::Rebuilding);
+                self.send(Body::Broken { lane, reason: reason.clone() });
+                self.phase = Phase::Asked { lane, reason };
+                self.step_at = None;
             }
             _ => {}
         }
@@ -184,10 +209,17 @@ impl Session {
         self.discard_attempt();
         self.step_at = None;
         match (begin.purpose, self.lane) {
-            (Purpose::Move(_), Some(_)) => {
-                self.phase = Phase::Up;
-                self.report(ConnectionState::Up);
-            }
+            (Purpose::Move(_), Some(_)) => match self.hurt.take() {
+                Some((lane, reason)) => {
+                    self.report(ConnectionState::Rebuilding);
+                    self.send(Body::Broken { lane, reason: reason.clone() });
+                    self.phase = Phase::Asked { lane, reason };
+                }
+                None => {
+                    self.phase = Phase::Up;
+                    self.report(ConnectionState::Up);
+                }
+            },
             // The leader tries again.
             (Purpose::Rebuild, Some(lane)) => {
                 self.trouble.clone_from(&reason);
@@ -234,7 +266,8 @@ impl Session {
             // The lane in use failed while the leader moves: it must know, and the lane that was accepted waits for its decision.
             Phase::FollowMaking(_) | Phase::FollowReadying(..) | Phase::Accepted(..) if self.is_live(lane) => {
                 self.begin_to_give_up(now_ns);
-                self.send(Body::Broken { lane, reason });
+                self.send(Body::Broken { lane, reason: reason.clone() });
+                self.hurt = Some((lane, reason));
             }
             _ => {}
         }
@@ -267,6 +300,9 @@ impl Session {
 
     /// A channel is there. The leader speaks first, and we answer; what only we know is said again.
     pub(super) fn follow_resume(&mut self, _now_ns: u64) {
+        if let Some((lane, reason)) = self.hurt.clone() {
+            self.send(Body::Broken { lane, reason });
+        }
         match &self.phase {
             Phase::Accepted(_, accept) => {
                 let accept = (**accept).clone();

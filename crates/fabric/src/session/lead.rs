@@ -37,6 +37,7 @@ impl Session {
         let begin = Box::new(Begin {
             lane,
             purpose: attempt.purpose,
+            present: self.lane,
             qp,
             service: self.setup.service.clone(),
             tenant: self.setup.tenant.clone(),
@@ -243,13 +244,11 @@ impl Session {
         match &self.phase {
             Phase::Asking(_, begin) => {
                 let begin = (**begin).clone();
-                self.say_lane();
                 self.send(Body::Begin(begin));
                 self.step(now_ns);
             }
             Phase::Readying(_, begin) => {
                 let begin = (**begin).clone();
-                self.say_lane();
                 self.send(Body::Begin(begin));
             }
             Phase::HandingOver(over) => {

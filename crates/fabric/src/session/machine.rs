@@ -116,6 +116,8 @@ pub struct Session {
     pub(super) waiting: VecDeque<(Change, bool)>,
     /// Follower: a move that was asked of the leader, and until when it waits.
     pub(super) asked_move: Option<(Change, u64)>,
+    /// Follower: the lane in use failed while another was being made; the leader may not have heard it.
+    pub(super) hurt: Option<(LaneId, String)>,
     /// The last lane whose hand-over has ended here.
     pub(super) retired_lane: Option<LaneId>,
     pub(super) keys: Keys,
@@ -144,6 +146,7 @@ impl Session {
             highest: FencingToken(0),
             waiting: VecDeque::new(),
             asked_move: None,
+            hurt: None,
             retired_lane: None,
             keys: Keys::default(),
             generation: 0,
@@ -438,6 +441,7 @@ impl Session {
         self.step_at = None;
         self.give_up_at = None;
         self.drained = None;
+        self.hurt = None;
         self.backoff.reset();
         self.report(ConnectionState::Up);
         if let Some((change, asked_by_peer)) = self.waiting.pop_front() {

@@ -145,6 +145,8 @@ pub struct Begin {
     pub lane: LaneId,
     /// What for.
     pub purpose: Purpose,
+    /// The lane that is the connection's now: what was decided last, in case the word of it was lost.
+    pub present: Option<LaneId>,
     /// The leader's QP.
     pub qp: QpOffer,
     /// Service that is wanted.

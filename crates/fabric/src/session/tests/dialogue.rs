@@ -153,6 +153,7 @@ fn begin(n: u64, purpose: Purpose) -> Input {
     Input::Message(Body::Begin(Begin {
         lane: LaneId(n),
         purpose,
+        present: (n > 1).then_some(LaneId(n - 1)),
         qp: offer(200),
         service: "echo".into(),
         tenant: String::new(),
@@ -345,6 +346,32 @@ fn a_follower_whose_abort_was_lost_hears_it_from_the_lane_that_the_leader_names(
     talk.then(Input::ChannelDown { reason: "test".into() }, &[]);
     talk.then(Input::ChannelUp, &["say accept 2"]);
     talk.then(commit(1), &["discard 2", "report Up"]);
+}
+
+#[test]
+fn a_follower_that_lost_the_lane_that_was_decided_says_so() {
+    let mut talk = Talk::up(Role::Follower);
+    talk.then(begin_rebuild(), &["report Rebuilding", "stop"]);
+    talk.then(Input::Drained(drained(8)), &["make 2"]);
+    talk.then(made(2), &["resolve 5", "ready 2"]);
+    talk.then(ready(2), &["say accept 2"]);
+    talk.then(broken(2), &["say refuse 2", "discard 2"]);
+    talk.then(commit(2), &["say broken 2"]);
+    // And never makes a second QP for one number.
+    talk.then(begin(2, Purpose::Rebuild), &["say refuse 2"]);
+    talk.then(begin(3, Purpose::Rebuild), &["stop"]);
+}
+
+#[test]
+fn a_lane_that_fails_while_another_is_made_is_told_until_it_is_heard() {
+    let mut talk = Talk::up(Role::Follower);
+    talk.then(begin(2, MBB), &["report Moving", "make 2"]);
+    talk.then(made(2), &["ready 2"]);
+    talk.then(ready(2), &["say accept 2"]);
+    talk.then(broken(1), &["say broken 1"]);
+    talk.then(Input::ChannelUp, &["say broken 1", "say accept 2"]);
+    let abort = Body::Abort { lane: LaneId(2), reason: "test".into() };
+    talk.then(Input::Message(abort), &["discard 2", "report Rebuilding", "say broken 1"]);
 }
 
 #[test]

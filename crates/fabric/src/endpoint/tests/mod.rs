@@ -1,0 +1,5 @@
+//! Both halves of a connection and its session, over simulated QPs.
+
+mod fake;
+mod simulation;
+mod world;

@@ -1,0 +1,527 @@
+//! Two sides of a connection in one thread and virtual time: shipped sessions, logs and receive halves; simulated QPs, channel and clock. One step at a time, in
+//! an order that a seed decides.
+
+use super::super::log::{Bounds, Stage};
+use super::super::operation::{Operation, Remote};
+use super::super::receive::{ReceivePool, Receiver};
+use super::super::resolve::resolve;
+use super::super::send::{MARKER, Outlet, Sender};
+use super::super::{Completion, Piece};
+use super::fake::{Effect, FakeCq, FakeQp, FakeRegion, FakeSrq};
+use crate::buffer::{Local, RemoteRange};
+use crate::directory::FencingToken;
+use crate::error::FabricError;
+use crate::operation::Outcome;
+use crate::path::Path;
+use crate::session::{Action, Body, Change, Drained, Input, LaneId, Patience, QpOffer, Role, Session, Setup, Strategy};
+use scalefabric_verbs::{Gid, QueuePair, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+/// SplitMix64.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+struct Nothing;
+
+impl Local for Nothing {
+    fn len(&self) -> usize {
+        8
+    }
+    fn sge(&self, _: usize, length: usize) -> Option<Sge> {
+        Some(Sge { length: length as u32, ..Sge::default() })
+    }
+    fn remote(&self, _: usize, _: usize) -> Option<RemoteRange> {
+        None
+    }
+}
+
+/// What an operation of the workload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    Message,
+    Write,
+    IdempotentWrite,
+    Atomic,
+    Read,
+}
+
+pub struct Side {
+    pub session: Option<Session>,
+    pub sender: Sender,
+    pub receiver: Receiver,
+    send_cq: Arc<FakeCq>,
+    recv_cq: Arc<FakeCq>,
+    srq: Arc<FakeSrq>,
+    lanes: BTreeMap<LaneId, Arc<FakeQp>>,
+    hand_over: Option<LaneId>,
+    inputs: VecDeque<Input>,
+    broken_told: bool,
+    /// What was posted, by number.
+    pub sorts: Vec<Sort>,
+    /// How it ended, in the order in which it was told.
+    pub ended: Vec<(u64, Outcome)>,
+    /// Immediates that the application received.
+    pub received: Vec<u32>,
+    /// How often each of this side's operations was executed at the peer.
+    pub executed: HashMap<u64, u32>,
+    pub closed: Option<FabricError>,
+    pub answers: u64,
+}
+
+pub struct World {
+    pub sides: [Side; 2],
+    qps: BTreeMap<u32, (usize, Arc<FakeQp>)>,
+    /// Messages on their way to each side; `None`: there is no channel.
+    channel: Option<[VecDeque<Body>; 2]>,
+    pub now: u64,
+    pub dice: Dice,
+    next_qp: u32,
+    pub vouches: bool,
+    /// A canary: operations are resolved as if the peer had received less than it says.
+    pub forgets: bool,
+    pub moves: u64,
+    pub rebuilds: u64,
+    trace: bool,
+}
+
+const MS: u64 = 1_000_000;
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let patience = Patience { give_up_ns: 60_000 * MS, connect_ns: 60_000 * MS, ..Patience::default() };
+        let setup = |role, seed| Setup { role, service: "s".into(), tenant: String::new(), path: None, patience, seed };
+        let side = |role| {
+            let (send_cq, recv_cq, srq) = <(Arc<FakeCq>, Arc<FakeCq>, Arc<FakeSrq>)>::default();
+            let pool = ReceivePool::of(srq.clone(), Arc::new(FakeRegion), 16, 64).unwrap();
+            let bounds = Bounds { max_inline: 64, max_rd_atomic: 4, peer_receive_bytes: 64 };
+            Side {
+                session: Some(Session::new(setup(role, seed), 0)),
+                sender: Sender::new(send_cq.clone(), 16, bounds),
+                receiver: Receiver::new(recv_cq.clone(), pool),
+                send_cq,
+                recv_cq,
+                srq,
+                lanes: BTreeMap::new(),
+                hand_over: None,
+                inputs: VecDeque::new(),
+                broken_told: false,
+                sorts: Vec::new(),
+                ended: Vec::new(),
+                received: Vec::new(),
+                executed: HashMap::new(),
+                closed: None,
+                answers: 0,
+            }
+        };
+        Self {
+            sides: [side(Role::Leader), side(Role::Follower)],
+            qps: BTreeMap::new(),
+            channel: None,
+            now: 0,
+            dice: Dice::new(seed),
+            next_qp: 0x100,
+            vouches: seed.is_multiple_of(2),
+            forgets: false,
+            moves: 0,
+            rebuilds: 0,
+            trace: std::env::var("FABRIC_TRACE").is_ok(),
+        }
+    }
+
+    /// Something happens.
+    pub fn step(&mut self) {
+        let s = self.dice.below(2) as usize;
+        match self.dice.below(12) {
+            0..=2 => self.hear(s),
+            3..=5 => self.execute(),
+            6 => self.acknowledge(),
+            7..=9 => self.look(s),
+            _ => self.wait(),
+        }
+        self.act();
+    }
+
+    /// The application posts some operations.
+    pub fn post(&mut self, s: usize) {
+        for _ in 0..=self.dice.below(4) {
+            let sort = match self.dice.below(8) {
+                0 => Sort::Write,
+                1 => Sort::IdempotentWrite,
+                2 => Sort::Atomic,
+                3 => Sort::Read,
+                _ => Sort::Message,
+            };
+            let side = &mut self.sides[s];
+            let number = side.sorts.len() as u64;
+            let piece = Piece::new(Arc::new(Nothing), 0, 8);
+            let at = RemoteRange { addr: number + 1, length: 8, rkey: 1 };
+            let operation = match sort {
+                Sort::Message => Operation::send_with_imm(&[0u8; 8], number as u32),
+                Sort::Write => Operation::write(&[0u8; 8], at),
+                Sort::IdempotentWrite => Operation::write(&[0u8; 8], at).idempotent(),
+                Sort::Atomic => Operation::fetch_add(&piece, Remote::Range(at), 1),
+                Sort::Read => Operation::read(&piece, at),
+            };
+            let operation = operation.context(number);
+            if side.sender.post(&[operation]).is_ok_and(|count| count == 1) {
+                side.sorts.push(sort);
+            }
+        }
+    }
+
+    /// An order to move.
+    pub fn order_move(&mut self, s: usize) {
+        let path = Path { device: "d".into(), port_num: 1, sgid: Gid::ZERO, dgid: Gid::ZERO, flow_label: 0, dscp: 0 };
+        let (strategy, token) = (Strategy::MakeBeforeBreak, FencingToken(1));
+        let change = Change { path, peer_path: None, strategy, token, reason: String::new() };
+        self.sides[s].inputs.push_back(Input::Move(change));
+        self.act();
+    }
+
+    /// A QP fails.
+    pub fn break_qp(&mut self) {
+        let up: Vec<Arc<FakeQp>> = self.qps.values().filter(|(_, qp)| qp.is_up()).map(|(_, qp)| qp.clone()).collect();
+        if !up.is_empty() {
+            up[self.dice.below(up.len() as u64) as usize].fail(WcStatus::RetryExcErr);
+        }
+    }
+
+    /// The channel breaks, and what was on it is lost.
+    pub fn break_channel(&mut self) {
+        if self.channel.take().is_some() {
+            for side in &mut self.sides {
+                side.inputs.push_back(Input::ChannelDown { reason: "broken".into() });
+            }
+        }
+        self.act();
+    }
+
+    /// A process ends: its QPs and its end of the channel with it.
+    pub fn kill(&mut self, s: usize) {
+        self.sides[s].session = None;
+        let dead: Vec<u32> = self.qps.iter().filter(|(_, (of, _))| *of == s).map(|(n, _)| *n).collect();
+        for qp_num in dead {
+            self.qps.remove(&qp_num);
+        }
+        self.break_channel();
+    }
+
+    /// QPs whose peer is gone fail after their retries.
+    pub fn lonely_qps_fail(&mut self) {
+        for (_, qp) in self.qps.values() {
+            if qp.is_up() && !self.qps.contains_key(&qp.peer()) {
+                qp.fail(WcStatus::RetryExcErr);
+            }
+        }
+    }
+
+    pub fn jump(&mut self) {
+        self.now = match self.dice.below(3) {
+            0 => self.now.saturating_sub(self.dice.below(1000 * MS)),
+            _ => self.now + self.dice.below(3000 * MS),
+        };
+    }
+
+    fn hear(&mut self, s: usize) {
+        if let Some(channel) = &mut self.channel
+            && let Some(body) = channel[s].pop_front()
+            && let Some(session) = &self.sides[s].session
+        {
+            match (session.is_closed(), &body) {
+                // Who serves the channel knows the connection no more.
+                (true, Body::Close { .. }) => {}
+                (true, _) => channel[1 - s].push_back(Body::Close { reason: "unknown connection".into() }),
+                (false, _) => self.sides[s].inputs.push_back(Input::Message(body)),
+            }
+        }
+    }
+
+    fn execute(&mut self) {
+        let numbers: Vec<u32> = self.qps.keys().copied().collect();
+        if numbers.is_empty() {
+            return;
+        }
+        let number = numbers[self.dice.below(numbers.len() as u64) as usize];
+        let (s, qp) = self.qps[&number].clone();
+        let Some((_, peer)) = self.qps.get(&qp.peer()) else { return };
+        let number = match qp.execute(peer) {
+            Some(Effect::Message(imm)) => u64::from(imm),
+            Some(Effect::Change(address)) => address - 1,
+            Some(Effect::Nothing) | None => return,
+        };
+        *self.sides[s].executed.entry(number).or_default() += 1;
+    }
+
+    fn acknowledge(&mut self) {
+        for (_, qp) in self.qps.values() {
+            if self.dice.below(2) == 0 {
+                qp.acknowledge();
+            }
+        }
+    }
+
+    /// A side polls its queues.
+    fn look(&mut self, s: usize) {
+        let side = &mut self.sides[s];
+        if side.session.is_none() {
+            return;
+        }
+        let sent = side.sender.poll().unwrap();
+        let got = side.receiver.poll().unwrap();
+        let broken = sent.broken.map(|(lane, _)| lane).or(got.broken.map(|(lane, _)| lane));
+        if let Some(lane) = broken
+            && !side.broken_told
+        {
+            side.broken_told = true;
+            side.inputs.push_back(Input::Broken { lane, reason: "failed".into() });
+        }
+        if let Some(lane) = got.received {
+            side.inputs.push_back(Input::Received { lane });
+        }
+        if let Some(lane) = side.hand_over
+            && side.sender.is_idle()
+        {
+            side.hand_over = None;
+            side.inputs.push_back(Input::Idle { lane, sent: side.sender.executed });
+        }
+        side.take();
+    }
+
+    fn wait(&mut self) {
+        self.now += self.dice.below(MS);
+        let next = self.sides.iter().filter_map(|side| side.session.as_ref()?.deadline_ns()).min();
+        if let Some(next) = next
+            && self.dice.below(10) == 0
+        {
+            // Never far: what has just happened must be heard by somebody before his patience ends.
+            self.now = self.now.max(next.min(self.now + 3000 * MS));
+        }
+        for side in &mut self.sides {
+            if let Some(session) = &mut side.session
+                && session.deadline_ns().is_some_and(|at| at <= self.now)
+            {
+                session.handle_timer(self.now);
+            }
+        }
+    }
+
+    /// Sessions hear what happened, and what they want is done.
+    fn act(&mut self) {
+        for s in 0..2 {
+            loop {
+                let Some(session) = &mut self.sides[s].session else { break };
+                if let Some(action) = session.poll_action() {
+                    self.carry_out(s, action);
+                } else if let Some(input) = self.sides[s].inputs.pop_front() {
+                    let now = self.now;
+                    if let Some(session) = &mut self.sides[s].session {
+                        session.handle(input, now);
+                    }
+                } else {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, s: usize, action: Action) {
+        if self.trace {
+            eprintln!("{} ms, side {s}: {action:?}", self.now / MS);
+        }
+        let other = 1 - s;
+        match action {
+            Action::Dial => {
+                if self.sides[other].session.is_some() && self.dice.below(3) > 0 {
+                    self.channel = Some(Default::default());
+                    for side in &mut self.sides {
+                        side.inputs.push_back(Input::ChannelUp);
+                    }
+                } else {
+                    self.sides[s].inputs.push_back(Input::ChannelDown { reason: "nobody answers".into() });
+                }
+            }
+            Action::Send(body) => {
+                if let Some(channel) = &mut self.channel {
+                    channel[other].push_back(body);
+                }
+            }
+            Action::Make { lane, .. } => self.make(s, lane),
+            Action::Ready { lane, peer } => {
+                let side = &mut self.sides[s];
+                let qp = &side.lanes[&lane];
+                qp.ready(peer.qp_num, peer.psn);
+                side.inputs.push_back(Input::Ready { lane });
+            }
+            Action::Stop => self.stop(s),
+            Action::Resolve(mut peer) => {
+                let side = &mut self.sides[s];
+                if self.forgets {
+                    peer.received = peer.received.saturating_sub(1).max(side.sender.executed);
+                }
+                let (executed, posted) = (side.sender.executed, side.sender.messages);
+                match resolve(&mut side.sender.log, &peer, executed, posted, |_| None) {
+                    Ok(_) => side.sender.restart(peer.received),
+                    Err(reason) => side.inputs.push_back(Input::Contradicted { reason }),
+                }
+                side.take();
+            }
+            Action::Use { lane } => {
+                self.rebuilds += u64::from(lane.0 > 1);
+                self.use_lane(s, lane);
+                self.sides[s].receiver.open(lane);
+            }
+            Action::HandOver { lane } => {
+                self.sides[s].sender.hold();
+                self.sides[s].hand_over = Some(lane);
+            }
+            Action::Switch { lane } => self.use_lane(s, lane),
+            Action::Expect { lane, after } => {
+                let side = &mut self.sides[s];
+                match side.receiver.expect(lane, after) {
+                    Ok(found) => {
+                        if let Some(lane) = found.received {
+                            side.inputs.push_back(Input::Received { lane });
+                        }
+                    }
+                    Err(error) => side.inputs.push_back(Input::Contradicted { reason: error.message }),
+                }
+            }
+            Action::Discard { lane } => self.destroy(s, |other| other == lane),
+            Action::Retire { lane } => {
+                self.moves += 1;
+                self.destroy(s, |other| other < lane);
+            }
+            Action::Answer { .. } => self.sides[s].answers += 1,
+            Action::TakeKeys { .. } | Action::Revoke { .. } | Action::Report(_) => {}
+            Action::Closed(error) => self.close(s, error),
+        }
+    }
+
+    fn make(&mut self, s: usize, lane: LaneId) {
+        if self.dice.below(30) == 0 {
+            return self.sides[s].inputs.push_back(Input::Failed { lane, reason: "no QP is left".into() });
+        }
+        self.next_qp += 1;
+        let number = self.next_qp;
+        let side = &mut self.sides[s];
+        let qp = FakeQp::new(number, &side.send_cq, &side.recv_cq, &side.srq);
+        side.lanes.insert(lane, qp.clone());
+        side.receiver.add(lane, number);
+        side.inputs.push_back(Input::Made { lane, qp: offer(number) });
+        self.qps.insert(number, (s, qp));
+    }
+
+    fn use_lane(&mut self, s: usize, lane: LaneId) {
+        let side = &mut self.sides[s];
+        let qp: Arc<dyn QueuePair> = side.lanes[&lane].clone();
+        side.broken_told = false;
+        let psn = offer(qp.qp_num().get()).psn;
+        side.sender.use_lane(Outlet { lane, qp, psn, mtu: 1024, max_rd_atomic: 4 });
+    }
+
+    fn stop(&mut self, s: usize) {
+        let side = &mut self.sides[s];
+        side.hand_over = None;
+        side.sender.drop_lane();
+        let mut executed = Vec::new();
+        for (lane, qp) in &side.lanes {
+            qp.fail(WcStatus::WrFlushErr);
+            let mut wr = SendWr::new(MARKER, SendOp::Send);
+            wr.flags = SendFlags::SIGNALED;
+            qp.post_send(std::slice::from_ref(&wr)).unwrap();
+            executed.push((*lane, self.vouches.then(|| qp.rq_psn())));
+        }
+        side.sender.poll().unwrap();
+        let (received, _) = side.receiver.stop().unwrap();
+        side.take();
+        side.inputs.push_back(Input::Drained(Drained { received, executed }));
+        self.destroy(s, |_| true);
+    }
+
+    fn destroy(&mut self, s: usize, gone: impl Fn(LaneId) -> bool) {
+        let side = &mut self.sides[s];
+        side.receiver.remove(&gone);
+        let dead: Vec<LaneId> = side.lanes.keys().copied().filter(|lane| gone(*lane)).collect();
+        for lane in dead {
+            if let Some(qp) = side.lanes.remove(&lane) {
+                self.qps.remove(&qp.qp_num);
+            }
+        }
+    }
+
+    fn close(&mut self, s: usize, error: FabricError) {
+        self.stop(s);
+        let side = &mut self.sides[s];
+        side.inputs.clear();
+        side.sender.closed = Some(error.clone());
+        side.closed = Some(error);
+        for number in side.sender.log.head..side.sender.log.tail {
+            let slot = side.sender.log.get_mut(number);
+            slot.stage = match slot.stage {
+                Stage::Ended(outcome) => Stage::Ended(outcome),
+                Stage::Posted if slot.kind.changes_peer() => Stage::Ended(Outcome::InDoubt(WcStatus::WrFlushErr)),
+                Stage::Posted | Stage::Waiting => Stage::Ended(Outcome::NotDone(WcStatus::WrFlushErr)),
+            };
+        }
+        side.sender.retire();
+        side.take();
+    }
+
+    /// Whether everything that was posted has ended and everything that was sent has come.
+    pub fn is_quiet(&self) -> bool {
+        (0..2).all(|s| {
+            let (side, peer) = (&self.sides[s], &self.sides[1 - s]);
+            let messages = side.sorts.iter().filter(|sort| **sort == Sort::Message).count();
+            let came = side.closed.is_some() || peer.closed.is_some() || peer.received.len() == messages;
+            side.ended.len() == side.sorts.len() && came
+        })
+    }
+}
+
+impl Side {
+    fn take(&mut self) {
+        let mut out = [Completion::default(); 8];
+        loop {
+            let count = self.sender.take_done(&mut out);
+            self.ended.extend(out[..count].iter().map(|completion| (completion.context, completion.outcome)));
+            if count == 0 {
+                break;
+            }
+        }
+        while let Some(arrival) = self.receiver.next() {
+            self.received.push(arrival.imm.unwrap_or(u32::MAX));
+            self.receiver.give_back(arrival.slot);
+        }
+        self.sender.pump();
+    }
+}
+
+fn offer(number: u32) -> QpOffer {
+    QpOffer {
+        qp_num: number,
+        // Close to the end, so that PSNs wrap.
+        psn: 0xff_fff0 + number % 16,
+        gid: std::net::Ipv6Addr::LOCALHOST,
+        mtu: 1024,
+        max_dest_rd_atomic: 4,
+        max_rd_atomic: 4,
+        receive_bytes: 64,
+        receives: 16,
+        port: String::new(),
+        srq_num: None,
+    }
+}
