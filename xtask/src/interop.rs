@@ -112,7 +112,18 @@ fn play(options: &Options) -> Result<Ended, String> {
         return Ok(Ended::Played(Totals { passed: 1, ..Totals::default() }));
     }
     process::step("the software NIC's programs, and the contract's tests", || {
-        let build = ["build", "--quiet", "--package", "scalefabric-tests", "--bin", "rigpeer", "--bin", "contract"];
+        let build = [
+            "build",
+            "--quiet",
+            "--package",
+            "scalefabric-tests",
+            "--bin",
+            "rigpeer",
+            "--bin",
+            "contract",
+            "--bin",
+            "memory_cost",
+        ];
         process::run(cargo().args(build))?;
         crate::products::build(false)
     })?;
@@ -174,6 +185,7 @@ impl Rig {
         command.args(["run", "-n", "1", "-p", "1", "-m", mtu]).arg(self.scripts.join("conversations.sh"));
         command.env("RIG_NAME", format!("rig-{}", std::process::id())).env("MTU", mtu).env("RIG_LIFE", LIFE_SECONDS);
         command.env("RIGPEER", self.target.join("debug/rigpeer")).env("CONTRACT", self.target.join("debug/contract"));
+        command.env("MEMORY", self.target.join("debug/memory_cost"));
         command.env("SFAB", self.target.join("release/sfab")).env("RIGCM", self.work.join("rigcm"));
         let golden = root().join("crates/tests/golden/rxe");
         command.env("CMGOLDEN", golden.join("rigcm.log")).env("GOLDEN", golden);

@@ -3,10 +3,11 @@
 # software NIC at one end and rxe at the other. Run through boot.sh:  boot.sh run -n 1 -p 1 guest.sh
 #   SFAB      sfab
 #   CONTRACT  the contract's own tests
+#   MEMORY    what it costs to have memory ready (memory_cost); rxe really pins pages
 #   see say.sh for the rest
 set -uo pipefail
 . "$(dirname "$0")/say.sh"
-S=${SFAB:?set SFAB}; C=${CONTRACT:?set CONTRACT}
+S=${SFAB:?set SFAB}; C=${CONTRACT:?set CONTRACT}; M=${MEMORY:?set MEMORY}
 
 what='`contract --backend ibv`'
 if wanted contract ""; then
@@ -15,6 +16,15 @@ if wanted contract ""; then
     what="$what: $(tail -1 "$T/contract" | sed 's/^contract: //')"; result guest contract "in the guest" ok "$(($(ms)-t)) ms"
   else result guest contract "in the guest" FAIL "$(tail -1 "$T/contract")"; fi
   grep -aE '^(skip|known|FAIL) ' "$T/contract" | sed 's/^/      /'
+fi
+what='`memory_cost --backend ibv`'
+if wanted memory ""; then
+  cp "$M" "$RIG_STATE/share/memory_cost"; t=$(ms)
+  # The guest has 512 MiB.
+  if RIG_T=600 "$RIG" exec 1 '/share/memory_cost --backend ibv --device rxe0 --largest 1048576 --repeat 5' >"$T/memory" 2>&1; then
+    result guest memory "in the guest" ok "$(($(ms)-t)) ms"
+  else result guest memory "in the guest" FAIL "$(tail -1 "$T/memory")"; fi
+  sed 's/^/      /' "$T/memory"
 fi
 # The demo compares every byte by itself. A guest without hardware virtualisation is slow: few messages.
 FEW="--size 8 --size 4K --size 64K --iterations 20"; [ -z "$SHORT" ] || FEW="--size 4K --iterations 10"

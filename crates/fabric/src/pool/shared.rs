@@ -139,7 +139,7 @@ impl Shared {
     fn grow_in(&self, room: &mut Room, bytes: usize) -> Result<(), FabricError> {
         let limit = self.config.limit_bytes;
         let left = limit.saturating_sub(room.registered_bytes);
-        // What the pages round up to must fit, too, but for the first arena of a small pool.
+        // Pages may round the arena up beyond the limit, by less than one of them.
         if bytes > left {
             return Err(no_memory(format!(
                 "the pool has registered {} MiB, and {} MiB more would pass limit_bytes ({} MiB): free buffers, or raise the limit",

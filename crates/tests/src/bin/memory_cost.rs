@@ -36,7 +36,7 @@ struct Arguments {
     /// Rounds; each takes every way once, and the median counts
     #[arg(long, default_value_t = 9)]
     repeat: usize,
-    /// Largest size, bytes; the pool has four times as much
+    /// Largest size, bytes; the pool has four times as much, at least 64 MiB
     #[arg(long, default_value_t = 16 << 20)]
     largest: usize,
     /// One JSON object instead of a table
@@ -118,7 +118,7 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let (pd, device, _context) = open(arguments)?;
     let text = |error: scalefabric_fabric::FabricError| error.to_string();
     let pds = [Arc::clone(&pd)];
-    let bytes = arguments.largest * 4;
+    let bytes = (arguments.largest * 4).max(64 << 20);
     let pool = Pool::new(&pds, PoolConfig { initial_bytes: bytes, limit_bytes: bytes, ..PoolConfig::default() })
         .map_err(text)?;
     let cache = Cache::new(&pds, CacheConfig::default()).map_err(text)?;
@@ -129,12 +129,19 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let at = own.as_mut_ptr();
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
 
-    // SAFETY (all three): `own` outlives every registration, and no peer is told a key.
     let register = |bytes: usize| {
+        // SAFETY: `own` outlives every registration, and no peer is told a key.
         let region = unsafe { pd.reg_mr(at, bytes, at as u64, access) }.expect("registration");
         region.destroy().expect("deregistration");
     };
-    let through = |cache: &Cache, bytes: usize| drop(unsafe { cache.region(at, bytes) }.expect("registration"));
+    let through = |cache: &Cache, bytes: usize| {
+        // SAFETY: likewise.
+        drop(unsafe { cache.region(at, bytes) }.expect("registration"));
+    };
+    let nothing = || {
+        // SAFETY: takes nothing and always succeeds.
+        std::hint::black_box(unsafe { libc::getppid() });
+    };
     let source = vec![2_u8; arguments.largest];
 
     let sizes = [4096, 65_536, 1 << 20, 16 << 20].into_iter().filter(|bytes| *bytes <= arguments.largest);
@@ -181,8 +188,7 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
         allocation_ns: repeated(&allocation),
         allocation_of_two_ns: repeated(&of_two),
         hit_ns: repeated(&|| time(100_000, || through(&cache, 4096))),
-        // SAFETY: takes nothing and always succeeds.
-        system_call_ns: repeated(&|| time(100_000, || drop(std::hint::black_box(unsafe { libc::getppid() }).to_le()))),
+        system_call_ns: repeated(&|| time(100_000, nothing)),
         pool: pool.report().arenas.iter().map(ToString::to_string).collect(),
         watching: report.reason.unwrap_or_else(|| report.watching.to_string()),
     };
