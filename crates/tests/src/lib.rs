@@ -8,6 +8,7 @@ pub mod capabilities;
 pub mod clients;
 pub mod contract;
 pub mod engine_stage;
+pub mod fabric;
 pub mod library;
 pub mod linux_stage;
 pub mod pinned;

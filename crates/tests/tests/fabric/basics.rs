@@ -1,8 +1,8 @@
 //! Connect, send, one-sided operations, waiting in all its forms, and closing.
 
-use crate::pair::{PATIENCE, Pair, Region};
 use scalefabric_fabric::endpoint::{Completion, Config, Connection, Operation, Remote, Target, Waiting};
 use scalefabric_fabric::{Fault, Outcome};
+use scalefabric_tests::fabric::{PATIENCE, Pair, Region};
 use std::sync::mpsc;
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
 //! Fabric connections over the software NIC, live: two fabrics in this process, on a device of two ports on the loopback.
 
 mod basics;
-mod pair;
+mod faults;

@@ -1,4 +1,5 @@
-//! Two fabrics that reach one another, and memory for them.
+//! Two fabrics of this process that reach one another over a device of two ports on the loopback, and memory for them: what tests and benchmarks of
+//! connections stand on.
 
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Piece, Target};
 use scalefabric_fabric::exchange::Tcp;
@@ -29,13 +30,18 @@ pub fn provider() -> Arc<SoftwareProvider> {
 }
 
 /// Two fabrics, one of which listens.
+#[derive(Debug)]
 pub struct Pair {
+    /// Listens.
     pub server: Fabric,
+    /// Connects.
     pub client: Fabric,
+    /// Its service.
     pub listener: Listener,
 }
 
 impl Pair {
+    /// With connections of this kind.
     pub fn new(config: &Config) -> Self {
         let build = |node: &str| {
             Fabric::builder(provider()).device("pair").node(node).config(config.clone()).exchange(Arc::new(Tcp::new()))
@@ -53,15 +59,18 @@ impl Pair {
         (client, server)
     }
 
+    /// Where the server is.
     pub fn target(&self) -> Target {
         Target::at(self.server.addresses()[0].clone(), "echo")
     }
 }
 
 /// A plain region.
+#[derive(Debug)]
 pub struct Region(pub Arc<dyn MemoryRegion>);
 
 impl Region {
+    /// With every right that peers can have.
     pub fn new(fabric: &Fabric, length: usize) -> Arc<Self> {
         let rights = AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE_WRITE
@@ -70,14 +79,17 @@ impl Region {
         Arc::new(Self(fabric.protection_domain().alloc_mr(length, rights).unwrap()))
     }
 
+    /// A piece of it.
     pub fn piece(self: &Arc<Self>, offset: usize, length: usize) -> Piece {
         Piece::new(self.clone(), offset, length)
     }
 
+    /// All of it, for a peer.
     pub fn range(&self) -> RemoteRange {
         self.remote(0, self.len()).unwrap()
     }
 
+    /// A copy of what is there.
     pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.0.read(offset, &mut bytes).unwrap();
