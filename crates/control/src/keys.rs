@@ -13,7 +13,7 @@
 //! | `epoch` | when the store was first used, milliseconds since 1970 | for ever | [`crate::leader`] |
 //! | `topology/…` | switches and links as an operator told them | for ever | `topology` |
 //! | `tenants/rules` | [`crate::tenant::Tenants`], whole | for ever | an operator, over HTTP |
-//! | `rebalance/…` | settings, freeze, and the moves with their reasons | for ever | `rebalance` |
+//! | `rebalance/settings` | [`crate::rebalance::Settings`]: rules, freeze, wishes | for ever | [`crate::rebalance`] |
 //! | `keys/…` | schedule of key rotation and its state; never a key | for ever | key rotation |
 //! | `~…` | what a store needs for itself | | the store |
 

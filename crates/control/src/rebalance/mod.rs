@@ -4,6 +4,7 @@
 
 mod decider;
 mod decision;
+pub mod driver;
 mod report;
 mod settings;
 #[cfg(test)]

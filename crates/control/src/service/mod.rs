@@ -16,6 +16,7 @@ use crate::load::LoadTable;
 use crate::message;
 use crate::order::{Orders, json};
 use crate::proto::control::{self as proto, to_agent};
+use crate::rebalance::driver::{self, Rebalancing};
 use crate::store::{LeaseId, Revision, Store, StoreError};
 use crate::{keys, load};
 use access::Access;
@@ -119,6 +120,8 @@ pub struct Shared {
     pub orders: Orders,
     /// Stands for the duty to rebalance; its token is that of all orders.
     pub rebalance: Candidate,
+    /// What is decided by whoever has that duty.
+    pub rebalancing: Rebalancing,
     lease_ttl: Duration,
     load_interval: Duration,
     sessions: Mutex<HashMap<String, Registered>>,
@@ -235,6 +238,7 @@ impl Replica {
         let shared = Arc::new(Shared {
             orders: Orders::new(Arc::clone(&store), Arc::clone(&feed), Arc::clone(&clock), &settings.name, start),
             rebalance: Candidate::new(Arc::clone(&store), Arc::clone(&clock), REBALANCE, &settings.name),
+            rebalancing: Rebalancing::default(),
             name: settings.name.clone(),
             store,
             clock,
@@ -254,6 +258,7 @@ impl Replica {
         tasks.spawn(async move { feeding.feed.run(feeding.store.as_ref(), &feeding.index).await });
         let leading = Arc::clone(&shared);
         tasks.spawn(async move { leading.rebalance.run().await });
+        tasks.spawn(driver::run(Arc::clone(&shared)));
         tasks.spawn(publish(Arc::clone(&shared), own));
         tasks.spawn(keep_house(Arc::clone(&shared)));
         tasks.spawn(grpc::serve(Arc::clone(&shared), settings.access.clone(), grpc, ended.clone())?);

@@ -8,6 +8,7 @@ mod certificates;
 mod etcd_server;
 mod http;
 mod orders;
+mod rebalance;
 mod replicas;
 mod world;
 

@@ -5,6 +5,7 @@ mod answer;
 mod connections;
 mod fabric;
 mod guard;
+mod rebalance;
 mod tenants;
 
 use super::Shared;
@@ -44,7 +45,10 @@ const MAX_BODY: usize = 256 * 1024;
         fabric::order,
         fabric::events,
         tenants::look,
-        tenants::set
+        tenants::set,
+        rebalance::settings,
+        rebalance::set,
+        rebalance::decisions
     )
 )]
 struct Document;
@@ -66,6 +70,8 @@ fn router() -> Router<Arc<Shared>> {
         .route("/v1/orders", axum::routing::post(fabric::order))
         .route("/v1/tenants", get(tenants::look).put(tenants::set))
         .route("/v1/events", get(fabric::events))
+        .route("/v1/rebalance", get(rebalance::settings).put(rebalance::set))
+        .route("/v1/rebalance/decisions", get(rebalance::decisions))
         .route("/openapi.json", get(|| async { axum::Json(document()) }))
         .fallback(|| async { Failure::not_found("there is nothing here; `/openapi.json` says what there is") })
 }

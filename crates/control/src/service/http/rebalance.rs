@@ -1,0 +1,72 @@
+//! Rebalancing for people and scripts: the settings, which stand in the store and hold for all replicas, and what this replica has decided and why.
+
+use super::Failure;
+use crate::order::json as stored;
+use crate::rebalance::Settings;
+use crate::rebalance::driver::{self, SETTINGS};
+use crate::service::Shared;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use scalefabric_fabric::directory::ConnectionId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Which decisions.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WhichDecisions {
+    /// Only those about the connection that this process made, such as `node3/4711`; with `serial`.
+    origin: Option<String>,
+    /// Its number.
+    serial: Option<u64>,
+    /// At most so many, the newest first. Default 100, at most 1,000.
+    limit: Option<usize>,
+}
+
+/// Why did connections move? The last decisions of this replica with all that they were made from; those of others are at the replica that had the duty then.
+#[utoipa::path(get, path = "/v1/rebalance/decisions", params(WhichDecisions), responses(
+    (status = 200, description = "Decisions, the newest first", body = Object),
+    (status = 400, description = "A parameter is wrong", body = Failure)
+))]
+pub async fn decisions(
+    State(shared): State<Arc<Shared>>,
+    which: Result<Query<WhichDecisions>, QueryRejection>,
+) -> Result<Json<Value>, Failure> {
+    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
+    let about = match (which.origin, which.serial) {
+        (Some(origin), Some(serial)) => Some(ConnectionId { origin, serial }),
+        (None, None) => None,
+        _ => return Err(Failure::bad("a connection has an `origin` and a `serial`: give both or none")),
+    };
+    let limit = which.limit.unwrap_or(100).min(1_000);
+    let decisions = shared.rebalancing.decisions(about.as_ref(), limit);
+    let round = shared.rebalancing.last_round();
+    let token = shared.rebalance.held().borrow().map(|token| token.0);
+    Ok(Json(json!({
+        "replica": shared.name,
+        "token": token,
+        "last_round": { "at_ms": round.at_ms, "moves": round.moves, "refusals": round.refusals, "doubts": round.doubts },
+        "decisions": decisions,
+    })))
+}
+
+/// The settings.
+#[utoipa::path(get, path = "/v1/rebalance", responses((status = 200, description = "Settings", body = Object)))]
+pub async fn settings(State(shared): State<Arc<Shared>>) -> Result<Json<Settings>, Failure> {
+    Ok(Json(driver::settings(&shared).await?))
+}
+
+/// Other settings: rules, freeze, dry run, pinned connections, drained ports, wished moves. They replace the old ones whole, and hold within a second or two.
+#[utoipa::path(put, path = "/v1/rebalance", request_body = Object, responses(
+    (status = 200, description = "Settings as they are now", body = Object),
+    (status = 400, description = "They contradict themselves", body = Failure)
+))]
+pub async fn set(State(shared): State<Arc<Shared>>, body: Bytes) -> Result<Json<Settings>, Failure> {
+    let settings = Settings::from_json(&body).map_err(|error| Failure::bad(error.message))?;
+    shared.store.put(SETTINGS, stored(&settings)?, None).await?;
+    Ok(Json(settings))
+}

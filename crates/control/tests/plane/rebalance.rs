@@ -1,0 +1,79 @@
+//! Rebalancing end to end: what an operator wishes is ordered, carried out, and explained; frozen, nothing is; nonsense is refused and changes nothing.
+
+use crate::http::call;
+use crate::world::{World, eventually, path, record};
+use scalefabric_fabric::Directory;
+use scalefabric_fabric::directory::{Order, OrderResult};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn wish(freeze: &str) -> String {
+    let connection = json!({ "origin": "node1/1", "serial": 1 });
+    json!({ "freeze": freeze, "moves": [{ "connection": connection, "path": path(2) }] }).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_operator_wishes_is_ordered_carried_out_and_explained() {
+    let world = World::new().await;
+    let node = world.agent("node1").await;
+    let process = world.process(&node);
+    let mut own = record("node1/1", 1, 0x100);
+    process.publish(own.clone());
+    let replica = world.replica();
+    let http = replica.http.expect("it has HTTP");
+    eventually("the connection is there", || replica.shared.index.size().connections == 1).await;
+    let put = async |body: &str| call(http, "PUT /v1/rebalance", "Content-Type: application/json\r\n", body).await;
+    // Frozen, the wish waits.
+    assert_eq!(put(&wish("all")).await.0, 200);
+    eventually("the wish is seen and held back", || {
+        let round = replica.shared.rebalancing.last_round();
+        serde_json::to_value(&round.refusals).is_ok_and(|refusals| refusals[0]["refused"] == "frozen")
+    })
+    .await;
+    assert_eq!(process.next_order(), None);
+    assert_eq!(put(&wish("no")).await.0, 200);
+    let mut order = None;
+    eventually("it is ordered", || {
+        order = process.next_order();
+        order.is_some()
+    })
+    .await;
+    let order = order.expect("just seen");
+    let Order::Move { path: to, token, reason, .. } = &order else { panic!("{order:?}") };
+    assert_eq!((to, reason.as_str()), (&path(2), "the operator wants it there"));
+    assert_eq!(replica.shared.token().await, Ok(Some(*token)));
+    (own.path, own.alternatives, own.generation) = (path(2), vec![path(1)], 2);
+    process.publish(own);
+    process.answer(&order, OrderResult::Done { generation: 2, pause_us: 40 });
+    let explained = async || call(http, "GET /v1/rebalance/decisions?origin=node1/1&serial=1", "", "").await.1;
+    let mut page = Value::Null;
+    for _ in 0..1_000 {
+        page = explained().await;
+        if page["decisions"][0]["outcome"]["outcome"] == "done" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let decision = &page["decisions"][0];
+    assert_eq!(decision["outcome"], json!({ "outcome": "done", "pause_us": 40 }), "{page}");
+    assert_eq!((&decision["from"]["port_num"], &decision["to"]["port_num"]), (&json!(1), &json!(2)));
+    assert_eq!(decision["ports"].as_array().map(Vec::len), Some(2));
+    assert_eq!(page["decisions"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_of_nonsense_are_refused_and_the_old_ones_stay() {
+    let world = World::new().await;
+    let http = world.replica().http.expect("it has HTTP");
+    let put = async |body: &str| call(http, "PUT /v1/rebalance", "Content-Type: application/json\r\n", body).await;
+    let get = async || call(http, "GET /v1/rebalance", "", "").await.1;
+    assert_eq!(get().await["policy"]["hot_permille"], 700);
+    assert_eq!(put(r#"{"policy":{"hot_permille":800}}"#).await.0, 200);
+    for wrong in ["{", r#"{"policy":{"fill_permille":900}}"#, r#"{"frieze":"all"}"#, r#"{"freeze":"some"}"#] {
+        let (status, problem) = put(wrong).await;
+        assert_eq!(status, 400, "{wrong}");
+        assert!(problem["detail"].is_string(), "{wrong}: {problem}");
+    }
+    assert_eq!(get().await["policy"]["hot_permille"], 800);
+    assert_eq!(call(http, "GET /v1/rebalance/decisions?origin=node1/1", "", "").await.0, 400);
+}
