@@ -1,13 +1,14 @@
 //! Opening the software NIC with what the command line says. This file and `backend.rs` name backends, and no other does.
 
 use crate::failure::{During, Failure};
-use scalefabric_nic::options::Options;
+use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 pub use scalefabric_nic::personality::{Field, PERSONALITIES, Personality};
 use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::SoftwareProvider;
 pub use scalefabric_nic::survey::{DeviceSurvey, Member};
 use scalefabric_nic::{NicConfig, PortConfig};
 use scalefabric_verbs::{Context, Provider};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -29,7 +30,28 @@ pub fn provider(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure>
     Ok(Arc::new(software(options)?))
 }
 
+/// Names of the devices that [`rails`] makes.
+pub const RAIL_DEVICES: [&str; 2] = ["near", "far"];
+
+/// Two devices of two ports each, on addresses of the loopback that other processes do not use, and no other device.
+pub fn rails(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
+    let id = std::process::id();
+    let address = |n: u8| {
+        let host = [127, 100 + (id >> 13) as u8 % 100, (id >> 5) as u8, (id << 3) as u8 | n];
+        IpAddr::from(Ipv4Addr::from(host))
+    };
+    let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
+    let device = |name: &str, first| DeviceOptions { name: name.into(), ports: vec![port(first), port(first + 1)] };
+    let devices = vec![device(RAIL_DEVICES[0], 1), device(RAIL_DEVICES[1], 3)];
+    let software = Options { devices, automatic: false, share: false, only: None, ..configured(options)? };
+    Ok(Arc::new(SoftwareProvider::new(software)))
+}
+
 fn software(options: &SoftwareOptions) -> Result<SoftwareProvider, Failure> {
+    Ok(SoftwareProvider::new(configured(options)?))
+}
+
+fn configured(options: &SoftwareOptions) -> Result<Options, Failure> {
     let mut software = Options::from_environment().map_err(|error| Failure::usage(error.to_string()))?;
     if let Some(mut spec) = fault_spec(&options.faults)? {
         if !options.faults.iter().any(|text| text.contains("seed=")) {
@@ -46,7 +68,7 @@ fn software(options: &SoftwareOptions) -> Result<SoftwareProvider, Failure> {
             name => Some(Personality::find(name).map_err(|error| Failure::usage(format!("--personality: {error}")))?),
         };
     }
-    Ok(SoftwareProvider::new(software))
+    Ok(software)
 }
 
 /// The name of the personality that is meant.

@@ -12,6 +12,7 @@ mod initiator;
 mod namespace;
 mod parent;
 mod pattern;
+mod rails;
 #[cfg(test)]
 mod rehearsal;
 mod report;
@@ -54,7 +55,8 @@ const ACK_TIMEOUT_WITH_FAULTS: u8 = 13;
   sfab demo --size 64K --iterations 500   one size, more messages
   sfab demo --listen 0.0.0.0:7000         this machine is the target of another one,
   sfab demo --connect 10.0.0.1:7000       which runs this
-  sfab demo --backend ibv --device rxe0   on a device of libibverbs")]
+  sfab demo --backend ibv --device rxe0   on a device of libibverbs
+  sfab demo --rails 2                     connections leave a hot port while data flows")]
 pub struct Options {
     /// Who makes the objects
     #[arg(long, value_enum, default_value = "software")]
@@ -101,6 +103,8 @@ pub struct Options {
     /// Only the initiator: connect to a target
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub connect: Option<String>,
+    #[command(flatten)]
+    pub rails: rails::RailOptions,
     /// Tell events as JSON lines to a parent process
     #[arg(long, hide = true)]
     pub events: bool,
@@ -175,6 +179,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     if let Some(file) = &options.capture {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
         opened.map_err(|error| Failure::usage(format!("--capture {}: cannot be written: {error}", file.display())))?;
+    }
+    if options.rails.rails.is_some() {
+        return rails::run(options);
     }
     if options.listen.is_none() && options.connect.is_none() {
         return parent::run(options);

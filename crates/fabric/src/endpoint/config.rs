@@ -45,6 +45,9 @@ pub struct Config {
     pub tenant: String,
     /// Timeouts and back-off of the session.
     pub patience: Patience,
+    /// How long a port must have been up again before connections that left it because it was down return to it. Default 10 s. 0: at once, and a port
+    /// that flaps takes them with it each time; `Duration::MAX`: never.
+    pub return_after: Duration,
     /// Whether keys of memory are told to peers on other hosts whose name no cryptography has proved. Default false.
     pub trust_unproven_peers: bool,
 }
@@ -68,6 +71,7 @@ impl Default for Config {
             dscp: 0,
             tenant: String::new(),
             patience: Patience::default(),
+            return_after: Duration::from_secs(10),
             trust_unproven_peers: false,
         }
     }

@@ -60,7 +60,7 @@ impl Connection {
         Self { handle: Arc::new(Handle { link, _keeper: keeper }) }
     }
 
-    fn link(&self) -> &Arc<Link> {
+    pub(super) fn link(&self) -> &Arc<Link> {
         &self.handle.link
     }
 
@@ -340,11 +340,9 @@ impl Connection {
 
     /// Moves it to another path while data flows, and waits until it has moved or everything is as before.
     pub fn move_to(&self, path: Path, token: FencingToken, reason: &str) -> Result<OrderResult, FabricError> {
-        let (answer, answered) = oneshot::channel();
         let change =
             Change { path, peer_path: None, strategy: Strategy::MakeBeforeBreak, token, reason: reason.to_owned() };
-        self.link().tell.send(Told::Ordered(Input::Move(change), token, answer)).map_err(|_| self.closed_error())?;
-        super::wait::block_on(answered).map_err(|_| self.closed_error())
+        self.begin_move(change)?.wait()
     }
 
     /// Makes its QP anew, as after a failure. Returns at once.
@@ -378,7 +376,7 @@ impl Connection {
         self.link().closed()
     }
 
-    fn closed_error(&self) -> FabricError {
+    pub(super) fn closed_error(&self) -> FabricError {
         self.link().closed().unwrap_or_else(|| FabricError::new(Fault::Closed, "the fabric's thread is gone"))
     }
 

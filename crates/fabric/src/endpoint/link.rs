@@ -33,6 +33,10 @@ pub(crate) enum Told {
     Inject(Injected),
     /// The device tells that a QP is in error.
     QpFailed(u32, &'static str),
+    /// A port went down.
+    PortDown(u8),
+    /// A port has been up again for long enough.
+    PortReturned(u8),
     /// Somebody wants to know when keys of before may be withdrawn.
     Offer(Input, oneshot::Sender<()>),
 }

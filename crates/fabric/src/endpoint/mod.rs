@@ -13,12 +13,14 @@ mod link;
 mod listener;
 mod log;
 mod operation;
+mod rebind;
 mod receive;
 mod received;
 mod resolve;
 mod send;
 mod service;
 mod task;
+mod trigger;
 mod wait;
 
 pub use completion::{Completion, Pending};
@@ -29,6 +31,7 @@ pub use gid::{Want, choose as choose_gid};
 pub use link::Injected;
 pub use listener::Listener;
 pub use operation::{MAX_PIECES, Operation, Piece, Remote, Source, Verb};
+pub use rebind::Moving;
 pub use received::Received;
 pub use service::RotateKeys;
 

@@ -51,6 +51,7 @@ pub(crate) struct Shared {
     last_receives: Mutex<HashSet<u32>>,
     services: Mutex<HashMap<String, UnboundedSender<Connection>>>,
     keeper: Mutex<Weak<Keeper>>,
+    port_changes: Mutex<HashMap<u8, u64>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -116,6 +117,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
         last_receives: Mutex::new(HashSet::new()),
         services: Mutex::new(HashMap::new()),
         keeper: Mutex::new(Weak::new()),
+        port_changes: Mutex::new(HashMap::new()),
     });
     let (stop, stopped) = oneshot::channel();
     let (began, begun) = std::sync::mpsc::channel();
@@ -213,8 +215,18 @@ async fn hear_events(shared: Arc<Shared>) {
         let Ok(mut guard) = fd.readable().await else { return };
         guard.clear_ready();
         while let Ok(Some(event)) = shared.hub.context.get_async_event(Some(Duration::ZERO)) {
-            let EventSubject::QueuePair(qp_num) = event.subject else { continue };
-            let qp_num = qp_num.get();
+            let qp_num = match event.subject {
+                EventSubject::QueuePair(qp_num) => qp_num.get(),
+                EventSubject::Port(port_num) => {
+                    match event.event_type {
+                        EventType::PortErr => shared.port_changed(port_num, false),
+                        EventType::PortActive => shared.port_changed(port_num, true),
+                        _ => {}
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
             match event.event_type {
                 EventType::QpLastWqeReached => {
                     if lock(&shared.qps).contains_key(&qp_num) {
@@ -455,6 +467,31 @@ impl Shared {
         if let Some(tell) = lock(&self.qps).get(&qp_num) {
             let _ = tell.send(Told::QpFailed(qp_num, reason));
         }
+    }
+
+    /// Tells every connection.
+    pub fn tell_all(&self, told: impl Fn() -> Told) {
+        for tell in lock(&self.links).values() {
+            let _ = tell.send(told());
+        }
+    }
+
+    /// Counts a change of a port's state; returns how many there have been.
+    pub fn count_port_change(&self, port_num: u8) -> u64 {
+        let mut changes = lock(&self.port_changes);
+        let count = changes.entry(port_num).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// How many changes there have been.
+    pub fn port_changes(&self, port_num: u8) -> u64 {
+        lock(&self.port_changes).get(&port_num).copied().unwrap_or(0)
+    }
+
+    /// Whether another port of the device is up.
+    pub fn has_other_port(&self, port_num: u8) -> bool {
+        (1..=self.hub.attr.phys_port_cnt).any(|other| other != port_num && self.hub.is_active(other))
     }
 
     /// Closes every connection, and waits a little for the goodbyes.

@@ -7,6 +7,7 @@ use super::link::{Injected, Link, Told, lock};
 use super::log::Stage;
 use super::resolve::resolve;
 use super::service::Shared;
+use super::trigger::Home;
 use crate::directory::{ConnectionRecord, ConnectionState, FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange};
@@ -50,11 +51,12 @@ pub(crate) struct Task {
     pub near: Option<Gid>,
     pub ready: Option<Ready>,
     lanes: Vec<Lane>,
-    path: Option<Path>,
+    pub(super) path: Option<Path>,
+    pub(super) home: Home,
     channel: Option<Box<dyn Channel>>,
     dialling: Option<Dialling>,
-    inputs: VecDeque<Input>,
-    answers: Vec<(FencingToken, oneshot::Sender<OrderResult>)>,
+    pub(super) inputs: VecDeque<Input>,
+    pub(super) answers: Vec<(FencingToken, oneshot::Sender<OrderResult>)>,
     revoked: Vec<oneshot::Sender<()>>,
     hand_over: Option<LaneId>,
     looks: u32,
@@ -84,6 +86,7 @@ impl Task {
             ready: Some(ready),
             lanes: Vec::new(),
             path: None,
+            home: Home::default(),
             channel: None,
             dialling: None,
             inputs: VecDeque::new(),
@@ -193,7 +196,10 @@ impl Task {
     fn hear(&mut self, told: Told) {
         match told {
             Told::Input(input) => self.inputs.push_back(input),
+            Told::PortDown(port_num) => self.hear_port_down(port_num),
+            Told::PortReturned(port_num) => self.hear_port_returned(port_num),
             Told::Ordered(input, token, answer) => {
+                self.home.forget();
                 self.answers.push((token, answer));
                 self.inputs.push_back(input);
             }
