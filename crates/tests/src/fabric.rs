@@ -5,6 +5,7 @@ use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Piece, 
 use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::{Local, RemoteRange};
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
+use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_verbs::{AccessFlags, MemoryRegion, Sge};
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,16 +18,18 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The device of this process: addresses of its own, so that tests of other processes do not meet it.
 pub fn provider() -> Arc<SoftwareProvider> {
     static PROVIDER: OnceLock<Arc<SoftwareProvider>> = OnceLock::new();
-    let make = || {
-        let id = std::process::id();
-        let address = |n: u8| {
-            IpAddr::from(Ipv4Addr::new(127, 100 + (id >> 14) as u8 % 100, (id >> 6) as u8, (id << 2) as u8 | n))
-        };
-        let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
-        let device = DeviceOptions { name: "pair".into(), ports: vec![port(1), port(2)] };
-        Arc::new(SoftwareProvider::new(Options { devices: vec![device], automatic: false, ..Options::default() }))
-    };
-    PROVIDER.get_or_init(make).clone()
+    PROVIDER.get_or_init(|| provider_with(None)).clone()
+}
+
+/// The same, with faults; for a process that has no other.
+pub fn provider_with(faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
+    let id = std::process::id();
+    let address =
+        |n: u8| IpAddr::from(Ipv4Addr::new(127, 100 + (id >> 14) as u8 % 100, (id >> 6) as u8, (id << 2) as u8 | n));
+    let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
+    let device = DeviceOptions { name: "pair".into(), ports: vec![port(1), port(2)] };
+    let options = Options { devices: vec![device], automatic: false, faults, ..Options::default() };
+    Arc::new(SoftwareProvider::new(options))
 }
 
 /// Two fabrics, one of which listens.
@@ -43,8 +46,17 @@ pub struct Pair {
 impl Pair {
     /// With connections of this kind.
     pub fn new(config: &Config) -> Self {
+        Self::on(&provider(), config)
+    }
+
+    /// On this provider's device.
+    pub fn on(provider: &Arc<SoftwareProvider>, config: &Config) -> Self {
         let build = |node: &str| {
-            Fabric::builder(provider()).device("pair").node(node).config(config.clone()).exchange(Arc::new(Tcp::new()))
+            Fabric::builder(provider.clone())
+                .device("pair")
+                .node(node)
+                .config(config.clone())
+                .exchange(Arc::new(Tcp::new()))
         };
         let server = build("server").listen_at("tcp://127.0.0.1:0").build().unwrap();
         let client = build("client").build().unwrap();

@@ -52,7 +52,15 @@ impl Hub {
 
     /// The GID that means what is wanted.
     pub fn choose(&self, want: &Want) -> Result<GidEntry, FabricError> {
-        gid::choose(&self.device, &self.gids()?, want).cloned()
+        let table = self.gids()?;
+        if want.gid.is_none() && want.port_num.is_none() {
+            // The nearest address may be that of a port that is down, which is of no use while another is up.
+            let active: Vec<GidEntry> = table.iter().filter(|entry| self.is_active(entry.port_num)).cloned().collect();
+            if let Ok(entry) = gid::choose(&self.device, &active, want) {
+                return Ok(entry.clone());
+            }
+        }
+        gid::choose(&self.device, &table, want).cloned()
     }
 
     pub fn is_active(&self, port_num: u8) -> bool {

@@ -167,7 +167,17 @@ fn a_thousand_failed_qps_lose_repeat_and_reorder_nothing() {
 
 #[test]
 fn moves_between_ports_and_source_ports_under_load_lose_repeat_and_reorder_nothing() {
-    let (client, _server) = storm(200, |n, client, server| {
+    moves(200);
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p scalefabric-tests --test fabric ten_thousand -- --ignored"]
+fn ten_thousand_moves_under_load_lose_repeat_and_reorder_nothing() {
+    moves(10_000);
+}
+
+fn moves(count: u64) {
+    let (client, _server) = storm(count, |n, client, server| {
         // The leader moves, then the follower asks to.
         let side = if n % 4 < 2 { client } else { server };
         let record = side.record().unwrap();
@@ -180,7 +190,7 @@ fn moves_between_ports_and_source_ports_under_load_lose_repeat_and_reorder_nothi
         let now = side.record().unwrap().path;
         assert_eq!((now.port_num, now.sgid, now.flow_label), (path.port_num, path.sgid, path.flow_label));
     });
-    assert_eq!(client.statistics().moves, 200);
+    assert_eq!(client.statistics().moves, count);
     assert_eq!(client.statistics().rebuilds, 0, "a move broke a QP");
 }
 
