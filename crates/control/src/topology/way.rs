@@ -52,6 +52,9 @@ pub struct Choice {
     pub path: Path,
 }
 
+/// Is given a way's exits, its forks and its slowest link, Mb/s; says whether it wants more ways.
+type Found<'a> = dyn FnMut(&[SwitchPort], &[Fork], u32) -> bool + 'a;
+
 impl Topology {
     /// All shortest ways between two ports, in the order in which switches number their links. If a cable of them is not known there is one way without
     /// exits: IP will find it or not. None if they are on different planes, down or unknown.
@@ -151,7 +154,7 @@ impl Topology {
                 Some((other, ends.iter().find(|end| end.switch == *name)?, *speed_mbps))
             })
             .collect();
-        links.sort_by(|(_, a, _), (_, b, _)| natural(&a.port).cmp(&natural(&b.port)));
+        links.sort_by_key(|(_, end, _)| natural(&end.port));
         links
     }
 
@@ -161,7 +164,7 @@ impl Topology {
         at: NodeIndex,
         distances: &BTreeMap<NodeIndex, u32>,
         so_far: &mut Vec<(SwitchPort, Option<Fork>, u32)>,
-        found: &mut dyn FnMut(&[SwitchPort], &[Fork], u32) -> bool,
+        found: &mut Found<'_>,
     ) -> bool {
         let Some(&distance) = distances.get(&at) else { return true };
         if distance == 0 {

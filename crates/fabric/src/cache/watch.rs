@@ -417,7 +417,7 @@ mod tests {
         }
         let read = Maps { file: File::open("/proc/self/maps").unwrap(), has_call: false };
         let local = 0_u8;
-        for at in [&raw const local as usize, mapping_of_line as usize, INHERITED.as_ptr() as usize] {
+        for at in [&raw const local as usize, mapping_of_line as *const () as usize, INHERITED.as_ptr() as usize] {
             let [a, b] = [&called, &read].map(|maps| maps.mapping(at).unwrap().unwrap());
             assert_eq!(a.is_anonymous, b.is_anonymous, "{at:#x}");
             assert!(a.start <= at && at < a.end && b.start <= at && at < b.end);

@@ -228,10 +228,8 @@ async fn hear_events(shared: Arc<Shared>) {
                 _ => continue,
             };
             match event.event_type {
-                EventType::QpLastWqeReached => {
-                    if lock(&shared.qps).contains_key(&qp_num) {
-                        lock(&shared.last_receives).insert(qp_num);
-                    }
+                EventType::QpLastWqeReached if lock(&shared.qps).contains_key(&qp_num) => {
+                    lock(&shared.last_receives).insert(qp_num);
                 }
                 EventType::QpFatal => shared.tell_qp(qp_num, "the device reports a failed QP"),
                 EventType::QpReqErr => shared.tell_qp(qp_num, "the peer sent a request that is wrong in itself"),

@@ -150,7 +150,7 @@ pub fn pressure(before: &Snapshot, after: &Snapshot, watched: &Watched) -> Optio
     let most = grown(watched.bytes[0])?.max(grown(watched.bytes[1])?);
     let trouble = grown(watched.trouble)?;
     let possible = u128::from(watched.capacity_bps) * u128::from(time_ns) / 8_000_000_000;
-    let permille = if possible == 0 { 1000 } else { u128::from(most) * 1000 / possible };
+    let permille = (u128::from(most) * 1000).checked_div(possible).unwrap_or(1000);
     Some(match permille {
         _ if trouble > 0 => Pressure::Congested,
         901.. => Pressure::Congested,

@@ -261,8 +261,11 @@ impl Play<'_> {
             0 => Qpn::MULTICAST,
             _ => theirs.qps.first().map_or(Qpn::new(0x1_0001), |posted| posted.qp.qp_num()),
         };
-        let ud =
-            mine.ahs.get(usize::from(odd % 3 == 0)).map(|ah| UdAddress { ah: &**ah, remote_qpn, remote_qkey: QKey(7) });
+        let ud = mine.ahs.get(usize::from(odd.is_multiple_of(3))).map(|ah| UdAddress {
+            ah: &**ah,
+            remote_qpn,
+            remote_qkey: QKey(7),
+        });
         let wr_id = self.next & !1;
         self.next += 2;
         let wr = SendWr {

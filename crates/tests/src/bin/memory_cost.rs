@@ -85,7 +85,9 @@ fn main() -> ExitCode {
 }
 
 /// A protection domain, the device's name, and what keeps it open.
-fn open(arguments: &Arguments) -> Result<(Arc<dyn ProtectionDomain>, String, Option<Arc<dyn Context>>), String> {
+type Opened = (Arc<dyn ProtectionDomain>, String, Option<Arc<dyn Context>>);
+
+fn open(arguments: &Arguments) -> Result<Opened, String> {
     let provider: Box<dyn Provider> = match arguments.backend {
         Backend::Pinned => {
             let device = PinnedDomain::open().map_err(|error| format!("io_uring: {error}"))?;

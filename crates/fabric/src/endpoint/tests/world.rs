@@ -322,8 +322,7 @@ impl World {
     /// Sessions hear what happened, and what they want is done.
     fn act(&mut self) {
         for s in 0..2 {
-            loop {
-                let Some(session) = &mut self.sides[s].session else { break };
+            while let Some(session) = &mut self.sides[s].session {
                 if let Some(action) = session.poll_action() {
                     self.carry_out(s, action);
                 } else if let Some(input) = self.sides[s].inputs.pop_front() {
