@@ -130,7 +130,7 @@ impl Link {
         }))
     }
 
-    /// Takes completions of operations. With the lock held; what follows from it is done by [`Link::after_send`].
+    /// Takes completions of operations. With the lock held; it also wakes who waits for them.
     pub fn drive_sender(&self, sender: &mut Sender) -> Result<bool, FabricError> {
         let found = sender.poll()?;
         if let Some((lane, status)) = found.broken {
