@@ -26,7 +26,10 @@ pub struct Options {
     /// Only control: 512 simulated agents with 100,000 connections; what follows `--` goes to the load, such as `--agents=64`.
     #[arg(long)]
     control: bool,
-    /// What `sfab bench` (with `--memory`: `memory_cost`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
+    /// Only what the fabric library costs against raw verbs, and `Provider` against the software NIC called directly.
+    #[arg(long, conflicts_with = "door")]
+    fabric: bool,
+    /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
     /// `wr-`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -45,6 +48,10 @@ pub fn run(options: &Options) -> Outcome {
     }
     if options.memory {
         return memory(&options.arguments);
+    }
+    if options.fabric {
+        let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "fabric_bench", "--"];
+        return process::run(cargo().args(build).args(&options.arguments));
     }
     if options.control {
         let load =
