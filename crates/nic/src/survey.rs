@@ -155,10 +155,21 @@ impl Answer {
     }
 }
 
-/// Looks at a device that shares.
+/// Looks at a device that shares. A host that ends before it has answered is no answer: its successor is asked, or there is nobody.
 pub(crate) fn look(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
+    let give_up = Instant::now() + HOST;
+    loop {
+        if let Some(survey) = ask(plan.clone(), give_up)? {
+            return Ok(survey);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Asks the host that is there now; `None` if it ended before it answered, and there is time to ask the next.
+fn ask(plan: DevicePlan, give_up: Instant) -> Result<Option<DeviceSurvey>, VerbsError> {
     let name = meeting_point(&plan.info.name);
-    let nobody = |plan| Ok(DeviceSurvey::unseen(plan));
+    let nobody = |plan| Ok(Some(DeviceSurvey::unseen(plan)));
     let Ok(mut link) = Link::connect_signed(&name) else { return nobody(plan) };
     let device = &plan.info.name;
     let refuse = |errno, text: String| Err(VerbsError::environment(errno, format!("device {device}: {text}")));
@@ -199,6 +210,7 @@ pub(crate) fn look(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
             }
             Received::Message(Message::Refuse { text }, _) => return refuse(Errno::EPROTO, text),
             Received::Message(_, _) => {}
+            Received::Closed if segment.is_none() && Instant::now() < give_up => return Ok(None),
             // The host has ended, or all have answered and let go.
             Received::Closed => break,
             Received::Nothing if left.is_zero() => break,
@@ -224,7 +236,7 @@ pub(crate) fn look(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
     }
     members.sort_by_key(|member| member.slot);
     members.iter_mut().for_each(|member| member.is_host = member.slot == host);
-    Ok(DeviceSurvey { plan, members, segment: Some(segment) })
+    Ok(Some(DeviceSurvey { plan, members, segment: Some(segment) }))
 }
 
 fn living(segment: &Segment) -> impl Iterator<Item = u8> + '_ {
@@ -236,4 +248,33 @@ pub(crate) fn look_at_own(plan: DevicePlan, segment: Arc<Segment>, slot: u8, res
     let Answer { pid, comm, resources } = Answer::new(resources);
     let member = Member { slot, pid: Some(pid), own_pid: pid, comm, is_host: true, resources: Some(resources) };
     DeviceSurvey { plan, members: vec![member], segment: Some(segment) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::share::link;
+    use scalefabric_verbs::DeviceInfo;
+    use std::os::fd::AsRawFd;
+
+    /// A host that hangs up without a word, as one does that is about to exit.
+    #[test]
+    fn a_host_that_ends_before_it_answers_is_not_one_that_is_stopped() {
+        let name = format!("gone{}", std::process::id());
+        let info = DeviceInfo { name: name.clone(), node_guid: 1, index: 0, interfaces: Vec::new() };
+        let listener = link::listen(&meeting_point(&name)).expect("nobody else has this name");
+        let host = std::thread::spawn(move || {
+            let caller = loop {
+                match Link::accept(listener.as_raw_fd()) {
+                    Some(caller) => break caller,
+                    None => std::thread::yield_now(),
+                }
+            };
+            drop(listener);
+            drop(caller);
+        });
+        let survey = look(DevicePlan { info, ports: Vec::new() });
+        host.join().expect("the host ends");
+        assert!(survey.expect("an answer").members.is_empty());
+    }
 }
