@@ -81,6 +81,16 @@ struct Kept {
     own: bool,
 }
 
+impl Kept {
+    fn aged(&self, now: Duration) -> NodeLoad {
+        let age_ms = u64::try_from(now.saturating_sub(self.taken).as_millis()).unwrap_or(u64::MAX);
+        let mut load = self.load.clone();
+        load.ports.iter_mut().for_each(|port| port.age_ms = age_ms);
+        load.connections.iter_mut().for_each(|connection| connection.age_ms = age_ms);
+        load
+    }
+}
+
 impl LoadTable {
     fn nodes(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
@@ -157,19 +167,27 @@ impl LoadTable {
         self.nodes().remove(node);
     }
 
+    /// Looks at each node's load with its age, without copying it.
+    pub fn each(&self, now: Duration, mut look: impl FnMut(&str, &NodeLoad, Duration)) {
+        for (node, kept) in self.nodes().iter() {
+            let age = now.saturating_sub(kept.taken);
+            if age < FORGOTTEN {
+                look(node, &kept.load, age);
+            }
+        }
+    }
+
+    /// What is known of one node, with its age.
+    pub fn of_node(&self, node: &str, now: Duration) -> Option<NodeLoad> {
+        self.nodes().get(node).filter(|kept| now.saturating_sub(kept.taken) < FORGOTTEN).map(|kept| kept.aged(now))
+    }
+
     /// All that is known, each with its age; with `own_only` what this replica heard itself.
     pub fn snapshot(&self, own_only: bool, now: Duration) -> Loads {
         let mut nodes = self.nodes();
         nodes.retain(|_, kept| now.saturating_sub(kept.taken) < FORGOTTEN);
-        let aged = |kept: &Kept| {
-            let age_ms = u64::try_from(now.saturating_sub(kept.taken).as_millis()).unwrap_or(u64::MAX);
-            let mut load = kept.load.clone();
-            load.ports.iter_mut().for_each(|port| port.age_ms = age_ms);
-            load.connections.iter_mut().for_each(|connection| connection.age_ms = age_ms);
-            load
-        };
         let told = nodes.iter().filter(|(_, kept)| kept.own || !own_only);
-        told.map(|(node, kept)| (node.clone(), aged(kept))).collect()
+        told.map(|(node, kept)| (node.clone(), kept.aged(now))).collect()
     }
 }
 

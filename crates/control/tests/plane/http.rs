@@ -63,12 +63,24 @@ async fn the_directory_can_be_asked_and_the_document_names_every_way_to() {
     assert_eq!(get("/v1/nodes/nobody").await.0, 404);
     assert_eq!(get("/v2").await.0, 404);
     let (_, document) = get("/openapi.json").await;
-    for path in ["/v1/connections", "/v1/services", "/v1/nodes", "/v1/loads", "/v1/status", "/v1/orders", "/v1/events"]
-    {
-        assert!(document["paths"][path].is_object(), "{path}");
-        // The stream of changes does not end.
-        assert!(path == "/v1/events" || get(path).await.0 != 404, "{path}");
+    let calls = [
+        "connections",
+        "services",
+        "nodes",
+        "loads",
+        "status",
+        "orders",
+        "overview",
+        "timeline",
+        "tenants/use",
+        "events/recent",
+    ];
+    for path in calls.map(|name| format!("/v1/{name}")) {
+        assert!(document["paths"][&path].is_object(), "{path}");
+        assert_ne!(get(&path).await.0, 404, "{path}");
     }
+    // Streams do not end.
+    assert!(document["paths"]["/v1/events"].is_object() && document["paths"]["/v1/changes"].is_object());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,6 +3,7 @@
 
 mod away;
 mod certificates;
+mod dashboard;
 #[allow(dead_code)]
 #[path = "../store/etcd_server.rs"]
 mod etcd_server;

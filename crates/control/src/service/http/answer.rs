@@ -43,6 +43,11 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
 
+    /// 412.
+    pub fn changed(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::PRECONDITION_FAILED, detail)
+    }
+
     /// 503.
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)

@@ -1,16 +1,16 @@
 //! What the fabric is and does: services, nodes, loads, this replica, orders by an operator, and a stream of changes.
 
-use super::Failure;
 use super::connections::json as located;
+use super::{Ending, Failure};
 use crate::directory::feed::Health;
 use crate::directory::{Change, NodeRecord};
 use crate::load::Loads;
 use crate::message::{self, Answer};
 use crate::service::{ReplicaRecord, Shared};
-use axum::Json;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::response::sse::{Event, KeepAlive, KeepAliveStream, Sse};
+use axum::{Extension, Json};
 use scalefabric_fabric::directory::{ConnectionId, Order, ServiceAddress};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -68,10 +68,29 @@ pub async fn node(State(shared): State<Arc<Shared>>, Path(node): Path<String>) -
     Ok(Json((*record).clone()))
 }
 
+/// Whose loads.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WhichLoads {
+    /// Only those of this node.
+    node: Option<String>,
+}
+
 /// What ports and connections carry, by node.
-#[utoipa::path(get, path = "/v1/loads", responses((status = 200, description = "Loads by node", body = Loads)))]
-pub async fn loads(State(shared): State<Arc<Shared>>) -> Json<Loads> {
-    Json(shared.loads.snapshot(false, shared.clock.now()))
+#[utoipa::path(get, path = "/v1/loads", params(WhichLoads), responses(
+    (status = 200, description = "Loads by node", body = Loads)
+))]
+pub async fn loads(
+    State(shared): State<Arc<Shared>>,
+    which: Result<Query<WhichLoads>, QueryRejection>,
+) -> Result<Json<Loads>, Failure> {
+    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
+    let now = shared.clock.now();
+    Ok(Json(match which.node {
+        Some(node) => shared.loads.of_node(&node, now).map(|load| (node, load)).into_iter().collect(),
+        None => shared.loads.snapshot(false, now),
+    }))
 }
 
 /// This replica.
@@ -99,15 +118,20 @@ pub struct Status {
     replicas: Vec<ReplicaRecord>,
 }
 
-/// This replica and what it sees.
-#[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "State", body = Status)))]
-pub async fn status(State(shared): State<Arc<Shared>>) -> Json<Status> {
-    let (health, reason) = match &*shared.feed.health().borrow() {
+/// How the store is, and why.
+pub fn health(shared: &Shared) -> (&'static str, Option<String>) {
+    match &*shared.feed.health().borrow() {
         Health::Starting => ("starting", None),
         Health::InSync => ("in-sync", None),
         Health::Away(why) => ("away", Some(why.clone())),
         Health::Broken(why) => ("broken", Some(why.clone())),
-    };
+    }
+}
+
+/// This replica and what it sees.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "State", body = Status)))]
+pub async fn status(State(shared): State<Arc<Shared>>) -> Json<Status> {
+    let (health, reason) = health(&shared);
     Json(Status {
         replica: shared.name.clone(),
         version: env!("CARGO_PKG_VERSION"),
@@ -192,12 +216,14 @@ pub async fn order(
     Ok(Json(answers.into_iter().next().flatten()))
 }
 
-/// Changes of the directory as they happen (server-sent events): `connection`, `connection-gone`, `service`, `service-gone`, `node`, `node-gone`; `all`: read again.
-#[utoipa::path(get, path = "/v1/events", responses(
+/// Changes of the directory as they happen (server-sent events), for programs that keep a copy: `connection`, `connection-gone`, `service`, `service-gone`, `node`,
+/// `node-gone`; `all`: read again. What happens, in sentences, is at `/v1/events`.
+#[utoipa::path(get, path = "/v1/changes", responses(
     (status = 200, description = "A stream", content_type = "text/event-stream")
 ))]
-pub async fn events(
+pub async fn changes(
     State(shared): State<Arc<Shared>>,
+    Extension(mut ending): Extension<Ending>,
 ) -> Sse<KeepAliveStream<ReceiverStream<Result<Event, Infallible>>>> {
     let (out, stream) = mpsc::channel(256);
     let mut changes = shared.index.changes();
@@ -206,6 +232,7 @@ pub async fn events(
             let next = tokio::select! {
                 next = changes.next() => next,
                 () = out.closed() => return,
+                () = ending.comes() => return,
             };
             let batch = match next {
                 Some(Ok(batch)) => batch,

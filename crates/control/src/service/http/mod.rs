@@ -1,10 +1,14 @@
-//! HTTP and JSON for people and scripts, described by `/openapi.json`. Every input is checked. Who may call: on loopback without TLS everybody of
+//! HTTP and JSON for people and scripts, described by `/openapi.json`, and the dashboard that shows it. Every input is checked. Who may call: on loopback without TLS everybody of
 //! this host, as long as no token is configured; else who shows the token or a certificate of a client. What an error says is for the caller.
 
 mod answer;
+mod chronicle;
 mod connections;
+mod dashboard;
+mod events;
 mod fabric;
 mod guard;
+mod overview;
 mod rebalance;
 mod tenants;
 
@@ -17,6 +21,7 @@ use axum::Router;
 use axum::extract::connect_info::Connected;
 use axum::routing::get;
 use axum::serve::{IncomingStream, Listener};
+use chronicle::Chronicle;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
@@ -33,7 +38,7 @@ const MAX_BODY: usize = 256 * 1024;
 #[openapi(
     info(
         title = "scaleFabric control",
-        description = "Directory, loads, orders and state of a scaleFabric control plane."
+        description = "Directory, loads, orders, events and state of a scaleFabric control plane. A page for people is at `/dashboard/`."
     ),
     paths(
         connections::find,
@@ -43,7 +48,13 @@ const MAX_BODY: usize = 256 * 1024;
         fabric::loads,
         fabric::status,
         fabric::order,
-        fabric::events,
+        fabric::changes,
+        overview::overview,
+        overview::tenants,
+        overview::timeline,
+        overview::moment,
+        events::stream,
+        events::recent,
         tenants::look,
         tenants::set,
         rebalance::settings,
@@ -69,7 +80,13 @@ fn router() -> Router<Arc<Shared>> {
         .route("/v1/status", get(fabric::status))
         .route("/v1/orders", axum::routing::post(fabric::order))
         .route("/v1/tenants", get(tenants::look).put(tenants::set))
-        .route("/v1/events", get(fabric::events))
+        .route("/v1/tenants/use", get(overview::tenants))
+        .route("/v1/changes", get(fabric::changes))
+        .route("/v1/overview", get(overview::overview))
+        .route("/v1/timeline", get(overview::timeline))
+        .route("/v1/timeline/moment", get(overview::moment))
+        .route("/v1/events", get(events::stream))
+        .route("/v1/events/recent", get(events::recent))
         .route("/v1/rebalance", get(rebalance::settings).put(rebalance::set))
         .route("/v1/rebalance/decisions", get(rebalance::decisions))
         .route("/openapi.json", get(|| async { axum::Json(document()) }))
@@ -81,19 +98,23 @@ pub fn serve(
     shared: Arc<Shared>,
     access: Access,
     listener: TcpListener,
-    mut ended: watch::Receiver<bool>,
+    ended: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send + 'static, StoreError> {
     let door = guard::Door { token: access.token.clone(), tls: access.tls.is_some() };
+    let run = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    let chronicle = Arc::new(Chronicle::new(format!("{run:016x}")));
     let app = router()
+        .layer(axum::Extension(Arc::clone(&chronicle)))
+        .layer(axum::Extension(Ending(ended.clone())))
         .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))
         .layer(axum::middleware::from_fn_with_state(Arc::new(door), guard::enter))
-        .with_state(shared);
+        .merge(dashboard::router())
+        .with_state(Arc::clone(&shared));
     let service = app.into_make_service_with_connect_info::<Caller>();
-    let ending = async move {
-        let _ = ended.wait_for(|ended| *ended).await;
-    };
+    let mut end = Ending(ended);
+    let ending = async move { end.comes().await };
     let tls = access.tls.as_ref().map(|tls| tls.config(&[b"http/1.1"])).transpose()?;
-    Ok(async move {
+    let serving = async move {
         let _ = match tls {
             Some(config) => {
                 let address = listener.local_addr();
@@ -103,7 +124,25 @@ pub fn serve(
             }
             None => axum::serve(listener, service).with_graceful_shutdown(ending).await,
         };
+    };
+    Ok(async move {
+        tokio::select! {
+            () = serving => {}
+            // It runs as long as there is a feed; without one there is nothing to write down.
+            () = async { chronicle.run(&shared).await; std::future::pending().await } => {}
+        }
     })
+}
+
+/// Whether the replica ends: streams, which have no end of their own, end with it.
+#[derive(Clone)]
+struct Ending(watch::Receiver<bool>);
+
+impl Ending {
+    /// Waits for it.
+    async fn comes(&mut self) {
+        let _ = self.0.wait_for(|ended| *ended).await;
+    }
 }
 
 /// Who calls.

@@ -3,12 +3,15 @@
 use super::Failure;
 use crate::order::json as stored;
 use crate::rebalance::Settings;
-use crate::rebalance::driver::{self, SETTINGS};
+use crate::rebalance::driver::SETTINGS;
 use crate::service::Shared;
+use crate::store::{Revision, StoreError};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use axum::http::header::{ETAG, IF_MATCH};
+use axum::http::{HeaderMap, HeaderName};
 use scalefabric_fabric::directory::ConnectionId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -49,24 +52,50 @@ pub async fn decisions(
     Ok(Json(json!({
         "replica": shared.name,
         "token": token,
+        "now_ms": super::chronicle::now_ms(&shared),
         "last_round": { "at_ms": round.at_ms, "moves": round.moves, "refusals": round.refusals, "doubts": round.doubts },
         "decisions": decisions,
     })))
 }
 
-/// The settings.
+/// The settings. Their `ETag` names them for `If-Match`.
 #[utoipa::path(get, path = "/v1/rebalance", responses((status = 200, description = "Settings", body = Object)))]
-pub async fn settings(State(shared): State<Arc<Shared>>) -> Result<Json<Settings>, Failure> {
-    Ok(Json(driver::settings(&shared).await?))
+pub async fn settings(State(shared): State<Arc<Shared>>) -> Result<Tagged, Failure> {
+    let (settings, revision) = match shared.store.get(SETTINGS).await? {
+        Some(entry) => {
+            let settings = Settings::from_json(&entry.value);
+            (settings.map_err(|error| StoreError::Broken(error.message))?, entry.revision)
+        }
+        None => (Settings::default(), Revision(0)),
+    };
+    Ok(tagged(settings, revision))
 }
 
-/// Other settings: rules, freeze, dry run, pinned connections, drained ports, wished moves. They replace the old ones whole, and hold within a second or two.
+/// Other settings: rules, freeze, dry run, pinned connections, drained ports, wished moves. They replace the old ones whole, and hold within a second or two. With
+/// `If-Match` and the `ETag` of those that were read, only if nobody has changed them since.
 #[utoipa::path(put, path = "/v1/rebalance", request_body = Object, responses(
     (status = 200, description = "Settings as they are now", body = Object),
-    (status = 400, description = "They contradict themselves", body = Failure)
+    (status = 400, description = "They contradict themselves", body = Failure),
+    (status = 412, description = "Somebody has changed them since they were read", body = Failure)
 ))]
-pub async fn set(State(shared): State<Arc<Shared>>, body: Bytes) -> Result<Json<Settings>, Failure> {
+pub async fn set(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Result<Tagged, Failure> {
     let settings = Settings::from_json(&body).map_err(|error| Failure::bad(error.message))?;
-    shared.store.put(SETTINGS, stored(&settings)?, None).await?;
-    Ok(Json(settings))
+    let value = stored(&settings)?;
+    let revision = match headers.get(IF_MATCH) {
+        None => shared.store.put(SETTINGS, value, None).await?,
+        Some(tag) => {
+            let read = tag.to_str().ok().and_then(|tag| tag.trim().trim_matches('"').parse().ok());
+            let read = read.ok_or_else(|| Failure::bad("If-Match: give the ETag of `GET /v1/rebalance`"))?;
+            let swapped = shared.store.compare_and_swap(SETTINGS, Revision(read), value, None).await?;
+            swapped.ok_or_else(|| Failure::changed("somebody has changed the settings since: read them again"))?
+        }
+    };
+    Ok(tagged(settings, revision))
+}
+
+/// Settings with the tag that names them.
+type Tagged = ([(HeaderName, String); 1], Json<Settings>);
+
+fn tagged(settings: Settings, revision: Revision) -> Tagged {
+    ([(ETAG, format!("\"{}\"", revision.0))], Json(settings))
 }
