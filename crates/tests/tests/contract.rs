@@ -2,13 +2,13 @@
 //! and crate `ibv`. On a Linux kernel's rxe they run in the rig (`cargo xtask interop`).
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use scalefabric_nic::options::{DeviceOptions, Options as NicOptions, PortOptions};
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_tests::contract::{self, DEVIATIONS, Options};
+use scalefabric_tests::products;
 
 /// A loopback address of this process: tests of several checkouts may run side by side.
 fn own_loopback(last: u8) -> IpAddr {
@@ -41,18 +41,11 @@ fn the_software_backend_keeps_the_contract() {
     assert_eq!((totals.skipped, totals.known), (1, 0));
 }
 
-/// `sfab` and the libraries of the C door, if they were built (`cargo xtask build`).
-fn products() -> Option<PathBuf> {
-    let profile = Path::new(env!("CARGO_BIN_EXE_contract")).parent()?;
-    let is_there = profile.join("sfab").exists() && profile.join("scalefabric/libscalefabric-preload.so").exists();
-    is_there.then(|| profile.join("sfab"))
-}
-
 #[test]
 fn the_c_door_keeps_the_contract_through_libibverbs_functions() {
-    let Some(sfab) = products() else {
-        println!("skipped: the C door is not built (cargo xtask build --debug)");
-        return;
+    let sfab = match products::sfab() {
+        Ok(sfab) => sfab,
+        Err(reason) => return println!("skipped: {reason}"),
     };
     let config = std::env::temp_dir().join(format!("scalefabric-contract-{}.toml", std::process::id()));
     let address = own_loopback(78);
