@@ -11,6 +11,7 @@ mod software;
 mod table;
 mod terminal;
 mod units;
+mod up;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -27,6 +28,7 @@ struct Arguments {
 enum Command {
     Run(Box<command::run::Options>),
     Demo(Box<demo::Options>),
+    Up(Box<up::Options>),
     Devices(command::devices::Options),
     Gids(command::gids::Options),
     Personalities(command::personalities::Options),
@@ -37,12 +39,15 @@ enum Command {
     Agent(Box<command::agent::Options>),
     #[command(hide = true)]
     Bench(bench::Options),
+    #[command(hide = true)]
+    UpPart(up::part::Options),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(options) => command::run::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Up(options) => up::run(&options),
         Command::Devices(options) => command::devices::run(&options),
         Command::Gids(options) => command::gids::run(&options),
         Command::Personalities(options) => command::personalities::run(&options),
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
         Command::Control(options) => command::control::run(&options),
         Command::Agent(options) => command::agent::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::UpPart(options) => up::part::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

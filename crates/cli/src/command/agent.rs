@@ -36,6 +36,9 @@ pub struct Options {
     /// Socket for the processes of the node [default: $SCALEFABRIC_AGENT, else /run/scalefabric/agent.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// What every port is taken to carry, Mb/s, whatever its device says: software ports have no line rate, and others may be limited on their way
+    #[arg(long, value_name = "MBPS", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    port_rate: Option<u64>,
     /// JSON lines instead of sentences
     #[arg(long)]
     json: bool,
@@ -60,7 +63,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     runtime.block_on(async {
         let mut ending = Box::pin(super::ending::asked());
         let (node, socket) = (settings.node.clone(), settings.socket.clone());
-        let agent = Agent::start(settings, Box::new(Surveyed::default()), Arc::new(Machine::default()))
+        let ports = Surveyed { rate_mbps: options.port_rate, devices: Vec::new() };
+        let agent = Agent::start(settings, Box::new(ports), Arc::new(Machine::default()))
             .map_err(|error| Failure::usage(error.to_string()))?;
         if options.json {
             say!("{}", json!({ "event": "listening", "node": node, "socket": socket }));
@@ -88,8 +92,9 @@ fn tell(as_json: bool, state: &State) {
 }
 
 /// The devices of the software NIC, looked at from outside.
-#[derive(Default)]
 struct Surveyed {
+    /// What is said of each port, if it is not what its device says.
+    rate_mbps: Option<u64>,
     devices: Vec<DeviceSurvey>,
 }
 
@@ -104,7 +109,7 @@ impl PortSource for Surveyed {
                     device: device.plan.info.name.clone(),
                     port_num: port.port_num,
                     gids: port.gids.iter().map(|(_, gid)| gid.0.into()).collect(),
-                    rate_mbps: port.speed_mbps.into(),
+                    rate_mbps: self.rate_mbps.unwrap_or(port.speed_mbps.into()),
                     numa_node: None,
                     active: port.state == PortState::Active,
                 });

@@ -9,9 +9,9 @@ pub mod endpoint;
 mod event;
 pub mod exchange;
 mod initiator;
-mod namespace;
+pub mod namespace;
 mod parent;
-mod pattern;
+pub mod pattern;
 mod rails;
 #[cfg(test)]
 mod rehearsal;

@@ -83,7 +83,8 @@ fn remove_orphans() {
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), Failure> {
+/// Runs `ip`; what it says when it fails is in the error.
+pub fn ip(arguments: &[&str]) -> Result<(), Failure> {
     let output = Command::new("ip")
         .args(arguments)
         .output()
