@@ -61,6 +61,12 @@ impl PortCounters {
         }
     }
 
+    /// Value at a place of [`PortCounters::all`]; `None` beyond the last.
+    pub fn at(&self, place: usize) -> Option<u64> {
+        let counter = self.counters.get(place).or_else(|| self.drops.get(place.checked_sub(COUNTERS)?))?;
+        Some(counter.load(Ordering::Relaxed))
+    }
+
     /// Name and value of everything, counters first, in the order of their tables.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counters = Counter::ALL.iter().map(|&c| (c.label(), self.counter(c)));
@@ -140,6 +146,17 @@ fn move_bits(mask: &mut u64, from: &mut [u64], to: &[AtomicU64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_is_that_of_the_list() {
+        let block = PortCounters::default();
+        block.add(Counter::SentBytes, 5);
+        block.add_drops(DropReason::PortDown, 7);
+        for (place, (_, value)) in block.all().enumerate() {
+            assert_eq!(block.at(place), Some(value));
+        }
+        assert_eq!(block.at(COUNTERS + DROPS), None);
+    }
 
     #[test]
     fn a_batch_reaches_the_block_once() {

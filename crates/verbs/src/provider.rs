@@ -1,5 +1,6 @@
 //! The provider: finds devices, opens them, makes objects. Handles are `Arc`s; an object keeps its parents alive.
 
+use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -138,9 +139,29 @@ pub trait Context: Send + Sync + Debug {
 
     /// Hardware counters: name and value, with the names of Linux's drivers.
     fn hw_counters(&self, port_num: u8) -> Result<Vec<(String, u64)>, VerbsError>;
+    /// Reads some of them, for who reads them often: `places` are indices in that list, which stay as they are while the device is open; their values
+    /// go to `out`. `EINVAL` for a place beyond the list, and for an `out` of another length. A backend that can does it without allocating; the
+    /// default reads the whole list.
+    fn read_hw_counters(&self, port_num: u8, places: &[u32], out: &mut [u64]) -> Result<(), VerbsError> {
+        let all = self.hw_counters(port_num)?;
+        let values = |place: u32| all.get(place as usize).map(|(_, value)| *value);
+        read_places(places, out, values)
+    }
 
     /// For a backend to find its own object.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Values by their places.
+pub fn read_places(places: &[u32], out: &mut [u64], value: impl Fn(u32) -> Option<u64>) -> Result<(), VerbsError> {
+    if places.len() != out.len() {
+        return Err(VerbsError::invalid(format!("{} counters do not fit {} values", places.len(), out.len())));
+    }
+    for (place, out) in places.iter().zip(out) {
+        *out = value(*place)
+            .ok_or_else(|| VerbsError::invalid(format!("the port has no counter at place {place}: list them anew")))?;
+    }
+    Ok(())
 }
 
 fn unsupported(what: &str) -> VerbsError {

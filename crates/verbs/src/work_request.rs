@@ -10,9 +10,16 @@ use crate::error::VerbsError;
 use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow};
 
 /// Local key of a memory region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct LKey(pub u32);
+
+/// Never the number: with most devices a region's lkey is its rkey as well.
+impl core::fmt::Debug for LKey {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("LKey(..)")
+    }
+}
 
 /// One piece of a scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

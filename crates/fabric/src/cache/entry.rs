@@ -11,7 +11,6 @@ use crate::fork::Home;
 /// Low bits of `uses`: handles; above: how often it was found.
 const HANDLES: u64 = (1 << 24) - 1;
 
-#[derive(Debug)]
 pub(super) struct Entry {
     pub start: usize,
     pub end: usize,
@@ -30,6 +29,13 @@ pub(super) struct Entry {
     uses: AtomicU64,
     /// The cache's clock when it was last found.
     used: AtomicU64,
+}
+
+/// Without its keys.
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entry").field("start", &self.start).field("end", &self.end).finish_non_exhaustive()
+    }
 }
 
 /// A range that was registered.

@@ -76,7 +76,6 @@ enum Bytes {
 }
 
 /// A memory region.
-#[derive(Debug)]
 pub(crate) struct MrObject {
     pub(crate) device: Arc<Device>,
     pub(crate) handle: Handle<abi::Mr>,
@@ -97,6 +96,20 @@ struct Range {
 }
 
 owned!(MrObject, MwObject);
+
+/// Without its keys.
+impl std::fmt::Debug for MrObject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MrObject").field("range", &*self.range()).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// Without its key.
+impl std::fmt::Debug for MwObject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MwObject").field("mw_type", &self.mw_type).finish_non_exhaustive()
+    }
+}
 
 impl MrObject {
     /// # Safety
@@ -446,7 +459,6 @@ impl MemoryRegion for MrObject {
 }
 
 /// A memory window.
-#[derive(Debug)]
 pub(crate) struct MwObject {
     pub(crate) device: Arc<Device>,
     pub(crate) handle: Handle<abi::Mw>,

@@ -33,7 +33,7 @@ impl MemoryTable {
         work: impl FnOnce(&Entry) -> Result<(), VerbsError>,
     ) -> Result<(), VerbsError> {
         let key = sge.lkey.0;
-        let stale = || VerbsError::misuse(Errno::ENOENT, format!("lkey {key:#x} names no memory region"));
+        let stale = || VerbsError::misuse(Errno::ENOENT, "the lkey names no memory region");
         let entry = self.find(key).ok_or_else(stale)?;
         entry.pins.fetch_add(1, Ordering::AcqRel);
         // Pairs with the fence in `quiesce`: either we see the revocation, or it sees our pin.
@@ -49,23 +49,22 @@ impl MemoryTable {
 }
 
 fn check(entry: &Entry, pd: PdId, advice: MrAdvice, sge: &Sge) -> Result<(), VerbsError> {
-    let key = sge.lkey.0;
     if entry.kind.load(Ordering::Relaxed) != kind::REGION {
-        return Err(VerbsError::invalid(format!("key {key:#x} is that of a memory window: give a region's lkey")));
+        return Err(VerbsError::invalid("the key is that of a memory window: give a region's lkey"));
     }
     if entry.pd() != pd {
-        return Err(VerbsError::misuse(Errno::EPERM, format!("lkey {key:#x} is of another protection domain")));
+        return Err(VerbsError::misuse(Errno::EPERM, "the lkey is of another protection domain"));
     }
     let access = entry.access();
     if !access.contains(AccessFlags::ON_DEMAND) {
-        return Err(VerbsError::invalid(format!(
-            "the region of lkey {key:#x} is not on-demand: its pages are there already; register it with ON_DEMAND"
-        )));
+        return Err(VerbsError::invalid(
+            "the region of this lkey is not on-demand: its pages are there already; register it with ON_DEMAND",
+        ));
     }
     if advice == MrAdvice::PrefetchWrite && !access.contains(AccessFlags::LOCAL_WRITE) {
         return Err(VerbsError::misuse(
             Errno::EPERM,
-            format!("the region of lkey {key:#x} may not be written: add LOCAL_WRITE, or prefetch for reading"),
+            "the region of this lkey may not be written: add LOCAL_WRITE, or prefetch for reading",
         ));
     }
     let offset = sge.addr.wrapping_sub(entry.base.load(Ordering::Relaxed));
@@ -73,7 +72,7 @@ fn check(entry: &Entry, pd: PdId, advice: MrAdvice, sge: &Sge) -> Result<(), Ver
     if offset > size || u64::from(sge.length) > size - offset {
         return Err(VerbsError::misuse(
             Errno::EFAULT,
-            format!("{} bytes at {:#x} leave the region of lkey {key:#x}", sge.length, sge.addr),
+            format!("{} bytes at {:#x} leave the region of this lkey", sge.length, sge.addr),
         ));
     }
     Ok(())

@@ -6,9 +6,16 @@
 //! peer that tries keys, not one that sees those of others (RoCE has no secrecy on the wire).
 
 /// A secret from which all keys follow.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct KeySpace {
     rounds: [u64; 4],
+}
+
+/// All keys follow from it, so it is never printed.
+impl std::fmt::Debug for KeySpace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeySpace").finish_non_exhaustive()
+    }
 }
 
 /// Slots that keys can name.

@@ -28,7 +28,6 @@ pub struct Registration {
 }
 
 /// A region. Dropping it deregisters it, bound windows or not (they then open nothing any more).
-#[derive(Debug)]
 pub struct Region {
     table: Arc<MemoryTable>,
     slot: u32,
@@ -47,6 +46,13 @@ struct Now {
     length: usize,
     base: u64,
     access: AccessFlags,
+}
+
+/// Without its key.
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("slot", &self.slot).field("now", &*lock(&self.now)).finish_non_exhaustive()
+    }
 }
 
 impl Region {

@@ -68,8 +68,7 @@ pub(super) mod kind {
     pub const TYPE2_BOUND: u32 = 5;
 }
 
-/// One region or window: one cache line.
-#[derive(Debug)]
+/// One region or window: one cache line. Not `Debug`: it holds a key.
 #[repr(C, align(64))]
 pub(super) struct Entry {
     /// The key it answers to, 0 if none. Stored last and cleared first.
@@ -144,7 +143,6 @@ pub(super) struct Control {
 }
 
 /// All regions and windows of one device in this process.
-#[derive(Debug)]
 pub struct MemoryTable {
     /// A forked child leaves its entries alone.
     pub(super) home: Home,
@@ -157,6 +155,13 @@ pub struct MemoryTable {
     pub(super) turns: AtomicU64,
     /// The thread that is in a turn (its token), for [`MemoryTable::quiesce`] called from inside.
     pub(super) turning: AtomicU64,
+}
+
+/// Without its entries: they hold keys.
+impl std::fmt::Debug for MemoryTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryTable").field("max_entries", &self.max_entries).finish_non_exhaustive()
+    }
 }
 
 impl MemoryTable {

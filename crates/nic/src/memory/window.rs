@@ -14,7 +14,6 @@ use crate::ring::atomic::{AtomicBool, AtomicU32, Ordering};
 use scalefabric_transport::host::AccessFault;
 
 /// A window, as its owner holds it. Dropping it frees it.
-#[derive(Debug)]
 pub struct Window {
     table: Arc<MemoryTable>,
     slot: u32,
@@ -22,6 +21,13 @@ pub struct Window {
     pd: PdId,
     rkey: AtomicU32,
     freed: AtomicBool,
+}
+
+/// Without its key.
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window").field("slot", &self.slot).field("mw_type", &self.mw_type).finish_non_exhaustive()
+    }
 }
 
 impl Window {

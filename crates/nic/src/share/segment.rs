@@ -389,6 +389,28 @@ impl Segment {
         sum
     }
 
+    /// Some of [`Segment::all_counters`] by their places there, added to `out`, without allocating; false if one is beyond the last. Only slots that are somebody's are
+    /// looked at: what others counted has moved to those that are gone.
+    pub fn read_counters(&self, index: usize, places: &[u32], out: &mut [u64]) -> bool {
+        let layout = self.layout();
+        let mut all = true;
+        let mut add = |block: &PortCounters| {
+            for (place, sum) in places.iter().zip(&mut *out) {
+                match block.at(*place as usize) {
+                    Some(value) => *sum = sum.wrapping_add(value),
+                    None => all = false,
+                }
+            }
+        };
+        add(&layout.departed[index]);
+        for (record, counters) in layout.slots[1..SLOTS - 1].iter().zip(&layout.counters[1..SLOTS - 1]) {
+            if record.state() != SlotState::Free {
+                add(&counters[index]);
+            }
+        }
+        all
+    }
+
     /// Moves what a slot's member has counted to those that are gone, so that the slot starts at zero.
     pub fn retire_counters(&self, slot: u8) {
         let layout = self.layout();
