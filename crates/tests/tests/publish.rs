@@ -1,7 +1,7 @@
 //! The publisher loop on the live NIC: a memory node stores its counters into a slot as fast as it can, and every five milliseconds, while a compute node READs the slot one-sided. Nothing torn
 //! is taken for a snapshot. What it costs is printed, not judged: `cargo test -p scalefabric-tests --test publish -- --nocapture`.
 
-use scalefabric_fabric::remote::publish::{PERIOD_MS, Publisher, Snapshot, Unreadable, slot_bytes};
+use scalefabric_fabric::remote::publish::{Beat, PERIOD_MS, Publisher, Snapshot, Unreadable, slot_bytes};
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_verbs::*;
@@ -131,19 +131,19 @@ fn a_snapshot_that_is_read_is_whole_however_fast_it_is_written() {
 #[test]
 fn counters_of_the_nic_are_seen_to_grow_by_reading_them() {
     let scene = Scene::new(92);
-    let mut publisher = Publisher::new(scene.published.clone(), 0, COUNTERS).unwrap();
     let counters = scene.context.hw_counters(1).unwrap();
     let place = counters.iter().position(|(name, _)| name == "rx_read_requests").unwrap();
     let first = place.min(counters.len() - COUNTERS);
+    let names: Vec<&str> = counters[first..first + COUNTERS].iter().map(|(name, _)| name.as_str()).collect();
+    let publisher = Publisher::new(scene.published.clone(), 0, COUNTERS).unwrap();
+    let mut beat = Beat::new(scene.context.clone(), 1, &names, publisher).unwrap();
     let (before, start) = (thread_time(), Instant::now());
     let mut seen = Vec::new();
     let rounds = 40;
     let mut publishing = Duration::ZERO;
     for _ in 0..rounds {
         let at = thread_time();
-        let all = scene.context.hw_counters(1).unwrap();
-        let values: Vec<u64> = all[first..first + COUNTERS].iter().map(|(_, value)| *value).collect();
-        publisher.publish(start.elapsed().as_nanos() as u64, &values).unwrap();
+        beat.publish(start.elapsed().as_nanos() as u64).unwrap();
         publishing += thread_time() - at;
         seen.push(scene.read().unwrap().values[place - first]);
         std::thread::sleep(Duration::from_millis(PERIOD_MS));
@@ -156,4 +156,6 @@ fn counters_of_the_nic_are_seen_to_grow_by_reading_them() {
         "publishing costs {each:?} of processor each time, {share:.3} % of a core every {PERIOD_MS} ms; with reading {:?}",
         (thread_time() - before) / rounds
     );
+    let unknown = Publisher::new(scene.published.clone(), 0, 1).unwrap();
+    assert!(Beat::new(scene.context.clone(), 1, &["no_such_counter"], unknown).is_err());
 }

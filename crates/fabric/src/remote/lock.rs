@@ -13,7 +13,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// A row of locks from the beginning of an area of zeroed memory.
 #[derive(Debug)]
 pub struct StripedLocks<A> {
-    area: A,
+    pub(super) area: A,
     stripes: u64,
     holder: u32,
     /// Of our requests: a word is never used twice.
@@ -40,9 +40,14 @@ impl<A: Area> StripedLocks<A> {
         hasher.finish() % self.stripes
     }
 
+    /// Where the cell of a key's lock begins: the lock's word, and behind it what those who queue for it need.
+    pub(super) fn cell_of(&self, key: &[u8]) -> u64 {
+        self.stripe_of(key) * CELL_BYTES
+    }
+
     /// Takes the lock of a key if it is free. When in doubt it finds out.
     pub fn try_lock(&self, key: &[u8]) -> Result<Option<Guard<'_, A>>, FabricError> {
-        let offset = self.stripe_of(key) * CELL_BYTES;
+        let offset = self.cell_of(key);
         let word = u64::from(self.holder) << 32 | u64::from(self.serial.fetch_add(1, Ordering::Relaxed));
         Ok(replace(&self.area, offset, 0, word)?.then(|| Guard { area: &self.area, offset, word, held: true }))
     }

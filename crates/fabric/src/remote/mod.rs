@@ -15,6 +15,7 @@ pub mod publish;
 mod ring;
 pub mod rpc;
 mod slot;
+mod ticket;
 
 pub use bucket::{Table, TableOwner, TableShape};
 pub use cell::{CELL_BYTES, Cell, Cells, Word};

@@ -1,7 +1,19 @@
 //! A memory node's counters in a slot that others READ: one writer stores a snapshot every few milliseconds, and compute nodes see how loaded it is without asking anybody. A slot is copied in and out
-//! of registered memory and never lent. What is read while it is written is told apart by a checksum. It posts nothing and starts no thread.
+//! of registered memory and never lent. What is read while it is written is told apart by a checksum. This file posts nothing and starts no thread: those are
+//! [`PublisherLoop`] on the memory node, [`Reader`] and [`Follower`] on compute nodes, and [`Pace`] is what they do about it.
+
+mod beat;
+mod follower;
+mod pace;
+mod reader;
+
+pub use beat::{Beat, PublisherLoop, PublisherTally, STANDARD, standard};
+pub use follower::{Follower, FollowerTally, Paced};
+pub use pace::{Limits, LockStrategy, Pace};
+pub use reader::Reader;
 
 use crate::error::FabricError;
+use crate::pool::Buffer;
 use scalefabric_verbs::MemoryRegion;
 use std::sync::Arc;
 
@@ -14,7 +26,7 @@ const CHECKSUM: usize = 4;
 /// Most counters of a slot.
 pub const MAX_COUNTERS: usize = 128;
 
-/// How often a slot should be written, milliseconds.
+/// How often a slot is written unless asked otherwise, milliseconds.
 pub const PERIOD_MS: u64 = 5;
 
 /// Bytes of a slot of so many counters.
@@ -47,24 +59,7 @@ pub enum Unreadable {
 impl Snapshot {
     /// Writes it to the start of `out`, which must have [`slot_bytes`] bytes.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, FabricError> {
-        let bytes = slot_bytes(self.values.len());
-        if self.values.len() > MAX_COUNTERS || out.len() < bytes {
-            let (count, room) = (self.values.len(), out.len());
-            return Err(FabricError::misuse(format!(
-                "{count} counters need a slot of {bytes} bytes, this one has {room}: at most {MAX_COUNTERS} can be published"
-            )));
-        }
-        out[..4].copy_from_slice(&MAGIC.to_le_bytes());
-        out[4..8].copy_from_slice(&(self.values.len() as u32).to_le_bytes());
-        out[8..16].copy_from_slice(&self.serial.to_le_bytes());
-        out[16..24].copy_from_slice(&self.at_ns.to_le_bytes());
-        for (place, value) in out[HEADER..].chunks_exact_mut(8).zip(&self.values) {
-            place.copy_from_slice(&value.to_le_bytes());
-        }
-        let body = bytes - CHECKSUM;
-        let sum = crc32fast::hash(&out[..body]);
-        out[body..bytes].copy_from_slice(&sum.to_le_bytes());
-        Ok(bytes)
+        emit(self.serial, self.at_ns, &self.values, out)
     }
 
     /// Reads what a READ of a slot of `counters` counters brought.
@@ -86,35 +81,92 @@ impl Snapshot {
     }
 }
 
+fn emit(serial: u64, at_ns: u64, values: &[u64], out: &mut [u8]) -> Result<usize, FabricError> {
+    let bytes = slot_bytes(values.len());
+    if values.len() > MAX_COUNTERS || out.len() < bytes {
+        let (count, room) = (values.len(), out.len());
+        return Err(FabricError::misuse(format!(
+            "{count} counters need a slot of {bytes} bytes, this one has {room}: at most {MAX_COUNTERS} can be published"
+        )));
+    }
+    out[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    out[4..8].copy_from_slice(&(values.len() as u32).to_le_bytes());
+    out[8..16].copy_from_slice(&serial.to_le_bytes());
+    out[16..24].copy_from_slice(&at_ns.to_le_bytes());
+    for (place, value) in out[HEADER..].chunks_exact_mut(8).zip(values) {
+        place.copy_from_slice(&value.to_le_bytes());
+    }
+    let body = bytes - CHECKSUM;
+    let sum = crc32fast::hash(&out[..body]);
+    out[body..bytes].copy_from_slice(&sum.to_le_bytes());
+    Ok(bytes)
+}
+
+/// Memory that a slot is written to: registered, and readable by peers.
+pub trait SlotMemory: Send + Sync + std::fmt::Debug {
+    /// Bytes.
+    fn length(&self) -> usize;
+    /// Copies bytes in.
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), FabricError>;
+}
+
+impl SlotMemory for Arc<dyn MemoryRegion> {
+    fn length(&self) -> usize {
+        (**self).length()
+    }
+
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), FabricError> {
+        Ok((**self).write(offset, data)?)
+    }
+}
+
+impl SlotMemory for Arc<Buffer> {
+    fn length(&self) -> usize {
+        crate::Local::len(&**self)
+    }
+
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), FabricError> {
+        (**self).write(offset, data)
+    }
+}
+
 /// Writes snapshots into registered memory. One for each slot.
 #[derive(Debug)]
 pub struct Publisher {
-    region: Arc<dyn MemoryRegion>,
+    memory: Box<dyn SlotMemory>,
     offset: usize,
+    counters: usize,
     serial: u64,
     bytes: Vec<u8>,
 }
 
 impl Publisher {
-    /// Into the bytes of a region from `offset` on, for `counters` counters. The region must let peers read.
-    pub fn new(region: Arc<dyn MemoryRegion>, offset: usize, counters: usize) -> Result<Self, FabricError> {
+    /// Into the bytes of registered memory from `offset` on, for `counters` counters. The memory must let peers read.
+    pub fn new(memory: impl SlotMemory + 'static, offset: usize, counters: usize) -> Result<Self, FabricError> {
         let bytes = slot_bytes(counters);
-        let fits = counters <= MAX_COUNTERS && offset.checked_add(bytes).is_some_and(|end| end <= region.length());
+        let fits = counters <= MAX_COUNTERS && offset.checked_add(bytes).is_some_and(|end| end <= memory.length());
         if !fits {
-            let length = region.length();
+            let length = memory.length();
             return Err(FabricError::misuse(format!(
-                "a slot of {counters} counters at {offset} needs {bytes} bytes of a region of {length}: register more memory, or publish at most {MAX_COUNTERS} counters"
+                "a slot of {counters} counters at {offset} needs {bytes} bytes of memory of {length}: register more memory, or publish at most {MAX_COUNTERS} counters"
             )));
         }
-        Ok(Self { region, offset, serial: 0, bytes: vec![0; bytes] })
+        Ok(Self { memory: Box::new(memory), offset, counters, serial: 0, bytes: vec![0; bytes] })
     }
 
-    /// Publishes counters as they are at `at_ns`.
+    /// How many counters its slot has.
+    pub fn counters(&self) -> usize {
+        self.counters
+    }
+
+    /// Publishes counters as they are at `at_ns`. Allocates nothing. Misuse for another number of them than the slot has.
     pub fn publish(&mut self, at_ns: u64, values: &[u64]) -> Result<(), FabricError> {
+        if values.len() != self.counters {
+            return Err(FabricError::misuse(format!("{} values for a slot of {}", values.len(), self.counters)));
+        }
         self.serial += 1;
-        let snapshot = Snapshot { serial: self.serial, at_ns, values: values.to_vec() };
-        let length = snapshot.emit(&mut self.bytes)?;
-        Ok(self.region.write(self.offset, &self.bytes[..length])?)
+        let length = emit(self.serial, at_ns, values, &mut self.bytes)?;
+        self.memory.write(self.offset, &self.bytes[..length])
     }
 }
 
@@ -134,8 +186,8 @@ pub enum Pressure {
 pub struct Watched {
     /// Bytes that its port has sent and received.
     pub bytes: [usize; 2],
-    /// Packets that it has sent again, or dropped.
-    pub trouble: usize,
+    /// What says that it does not keep up: packets that it has sent again, requests that were lost on their way to it.
+    pub trouble: [usize; 2],
     /// Bits per second each way.
     pub capacity_bps: u64,
 }
@@ -148,7 +200,7 @@ pub fn pressure(before: &Snapshot, after: &Snapshot, watched: &Watched) -> Optio
     }
     let grown = |n: usize| after.values.get(n)?.checked_sub(*before.values.get(n)?);
     let most = grown(watched.bytes[0])?.max(grown(watched.bytes[1])?);
-    let trouble = grown(watched.trouble)?;
+    let trouble = grown(watched.trouble[0])?.saturating_add(grown(watched.trouble[1])?);
     let possible = u128::from(watched.capacity_bps) * u128::from(time_ns) / 8_000_000_000;
     let permille = (u128::from(most) * 1000).checked_div(possible).unwrap_or(1000);
     Some(match permille {
@@ -201,11 +253,11 @@ mod tests {
 
     #[test]
     fn pressure_has_its_edges() {
-        let watched = Watched { bytes: [0, 1], trouble: 2, capacity_bps: 8_000_000_000 };
+        let watched = Watched { bytes: [0, 1], trouble: [2, 3], capacity_bps: 8_000_000_000 };
         // 5 ms at 8 Gb/s are 5,000,000 bytes.
-        let before = snapshot(1, 0, &[100, 100, 7]);
+        let before = snapshot(1, 0, &[100, 100, 7, 1]);
         let at = |tx: u64, rx: u64, trouble: u64| {
-            pressure(&before, &snapshot(2, 5_000_000, &[100 + tx, 100 + rx, 7 + trouble]), &watched)
+            pressure(&before, &snapshot(2, 5_000_000, &[100 + tx, 100 + rx, 7, 1 + trouble]), &watched)
         };
         assert_eq!(at(3_500_000, 0, 0), Some(Pressure::Calm));
         assert_eq!(at(0, 3_505_000, 0), Some(Pressure::Loaded));
@@ -213,8 +265,8 @@ mod tests {
         assert_eq!(at(4_505_000, 0, 0), Some(Pressure::Congested));
         assert_eq!(at(0, 0, 1), Some(Pressure::Congested));
         // A publisher that began anew, and the same snapshot twice.
-        assert_eq!(pressure(&before, &snapshot(1, 5, &[0, 0, 0]), &watched), None);
-        assert_eq!(pressure(&before, &snapshot(2, 5, &[0, 0, 0]), &watched), None);
+        assert_eq!(pressure(&before, &snapshot(1, 5, &[0; 4]), &watched), None);
+        assert_eq!(pressure(&before, &snapshot(2, 5, &[0; 4]), &watched), None);
         assert_eq!(pressure(&before, &before, &watched), None);
     }
 }

@@ -18,3 +18,10 @@ pub const RECEIVES: u32 = 1024;
 pub fn config(base: &crate::endpoint::Config) -> crate::endpoint::Config {
     crate::endpoint::Config { receives: RECEIVES, depth: base.depth.max(RECEIVES), ..base.clone() }
 }
+
+/// Calls that each of so many callers may have under way, if the peer gives its receives from one pool for all connections
+/// ([`crate::endpoint::Config::share_receives`]): its share of [`RECEIVES`], at least 1. With more callers than that, they meet an empty queue at times, and
+/// RNR NAKs hold them back.
+pub fn window(callers: usize) -> usize {
+    (RECEIVES as usize / callers.max(1)).max(1)
+}
