@@ -14,7 +14,7 @@
 //! | `topology/…` | switches and links as an operator told them | for ever | `topology` |
 //! | `tenants/rules` | [`crate::tenant::Tenants`], whole | for ever | an operator, over HTTP |
 //! | `rebalance/settings` | [`crate::rebalance::Settings`]: rules, freeze, wishes | for ever | [`crate::rebalance`] |
-//! | `keys/…` | schedule of key rotation and its state; never a key | for ever | key rotation |
+//! | `keys/…` | schedule of key rotation, when it was followed, the last rotations; never a key | for ever | [`crate::rotation`] |
 //! | `~…` | what a store needs for itself | | the store |
 
 use scalefabric_fabric::directory::ConnectionId;

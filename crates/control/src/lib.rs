@@ -16,6 +16,7 @@ pub mod message;
 pub mod order;
 pub mod proto;
 pub mod rebalance;
+pub mod rotation;
 pub mod service;
 pub mod store;
 pub mod tenant;

@@ -204,7 +204,13 @@ pub fn order(message: &proto::Order) -> Result<(String, Order), Malformed> {
                 reason: asked.reason.clone(),
             }
         }
-        Some(Kind::RotateKeys(asked)) => Order::RotateKeys { token, overlap_ms: asked.overlap_ms },
+        Some(Kind::RotateKeys(asked)) => {
+            let tenant = match asked.tenant.as_str() {
+                "" => None,
+                tenant => Some(name("tenant", tenant, false)?),
+            };
+            Order::RotateKeys { token, overlap_ms: asked.overlap_ms, tenant }
+        }
         Some(Kind::Close(asked)) => {
             Order::Close { connection: connection_id(asked.connection.as_ref())?, token, reason: asked.reason.clone() }
         }
@@ -221,8 +227,9 @@ pub fn order_message(id: &str, order: &Order) -> proto::Order {
             let connection = Some(connection_id_message(connection));
             (token, Kind::Move(proto::Move { connection, path: Some(path_message(path)), reason: reason.clone() }))
         }
-        Order::RotateKeys { token, overlap_ms } => {
-            (token, Kind::RotateKeys(proto::RotateKeys { overlap_ms: *overlap_ms }))
+        Order::RotateKeys { token, overlap_ms, tenant } => {
+            let tenant = tenant.clone().unwrap_or_default();
+            (token, Kind::RotateKeys(proto::RotateKeys { overlap_ms: *overlap_ms, tenant }))
         }
         Order::Close { connection, token, reason } => {
             let connection = Some(connection_id_message(connection));
@@ -253,6 +260,7 @@ pub fn answer(message: &proto::OrderAnswer) -> Result<Answer, Malformed> {
     use proto::order_answer::Result as Kind;
     let outcome = match &message.result {
         Some(Kind::Done(done)) => OrderResult::Done { generation: done.generation, pause_us: done.pause_us },
+        Some(Kind::Rotated(done)) => OrderResult::Rotated { keys: done.keys, peers: done.peers, late: done.late },
         Some(Kind::RolledBack(back)) => OrderResult::RolledBack { reason: back.reason.clone() },
         Some(Kind::Fenced(fenced)) => OrderResult::Fenced { highest: FencingToken(fenced.highest) },
         Some(Kind::NotHere(not)) => return Ok(Answer::NotHere { reason: not.reason.clone() }),
@@ -267,6 +275,9 @@ pub fn answer_message(id: &str, answer: &Answer) -> proto::OrderAnswer {
     let kind = match answer {
         Answer::Answered { outcome: OrderResult::Done { generation, pause_us } } => {
             Kind::Done(proto::Done { generation: *generation, pause_us: *pause_us })
+        }
+        Answer::Answered { outcome: OrderResult::Rotated { keys, peers, late } } => {
+            Kind::Rotated(proto::Rotated { keys: *keys, peers: *peers, late: *late })
         }
         Answer::Answered { outcome: OrderResult::RolledBack { reason } } => {
             Kind::RolledBack(proto::RolledBack { reason: reason.clone() })

@@ -24,6 +24,9 @@ pub const NODE_VALIDITY: Duration = Duration::from_secs(90 * DAY.as_secs());
 /// How far a certificate's beginning lies in the past, for hosts whose clocks are behind.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
+/// The files of a node's credentials in their folder: whom it trusts, its certificate, its key.
+pub const FILES: [&str; 3] = ["ca.pem", "node.pem", "node.key"];
+
 /// Who signs: its certificate and its key.
 pub struct Authority {
     certificate_pem: String,
@@ -125,10 +128,11 @@ impl Authority {
 impl Credentials {
     /// From a folder's `ca.pem`, `node.pem` and `node.key`.
     pub fn load(folder: &Path) -> Result<Self, FabricError> {
+        let [authorities, certificate, key] = FILES;
         Ok(Self {
-            authorities_pem: read(&folder.join("ca.pem"))?,
-            certificate_pem: read(&folder.join("node.pem"))?,
-            key_pem: read(&folder.join("node.key"))?,
+            authorities_pem: read(&folder.join(authorities))?,
+            certificate_pem: read(&folder.join(certificate))?,
+            key_pem: read(&folder.join(key))?,
         })
     }
 

@@ -77,8 +77,11 @@ pub enum Order {
     RotateKeys {
         /// Authority.
         token: FencingToken,
-        /// How long both are good, milliseconds.
+        /// How long both are good at most, milliseconds.
         overlap_ms: u64,
+        /// Only of processes that work for this tenant, or lend memory to it; `None`: of all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tenant: Option<String>,
     },
     /// Close it: the tenant lost the right, or the operator wants it.
     Close {
@@ -101,6 +104,15 @@ pub enum OrderResult {
         generation: u64,
         /// Longest pause of data, µs.
         pause_us: u64,
+    },
+    /// Keys were made anew, and the old ones are withdrawn.
+    Rotated {
+        /// Registrations that were made anew; 0: nothing here takes part.
+        keys: u64,
+        /// Connections whose peers were told.
+        peers: u64,
+        /// Of those: peers that had not said by the end of the overlap that they use no old key any more.
+        late: u64,
     },
     /// Not done, and everything is as before.
     RolledBack {

@@ -171,7 +171,9 @@ impl Hub {
 
     /// An order, from control.
     pub fn handle_order(&self, id: &str, order: &Order) {
-        let until = self.clock.now() + PATIENCE;
+        // Old keys are withdrawn before that is answered.
+        let overlap_ms = if let Order::RotateKeys { overlap_ms, .. } = order { *overlap_ms } else { 0 };
+        let until = self.clock.now() + PATIENCE + Duration::from_millis(overlap_ms);
         self.inner().order(id, order, until);
         self.upward.notify_one();
     }
@@ -410,6 +412,12 @@ impl Inner {
         }
         self.remember = true;
         let processes = self.meant(order);
+        if processes.is_empty() && matches!(order, Order::RotateKeys { .. }) {
+            // A node without processes lends nothing.
+            let outcome = OrderResult::Rotated { keys: 0, peers: 0, late: 0 };
+            self.settle(id.to_owned(), Answer::Answered { outcome });
+            return;
+        }
         if processes.is_empty() {
             self.settle(id.to_owned(), Answer::NotHere { reason: "no process of this node has it".into() });
             return;
@@ -459,11 +467,17 @@ impl Inner {
         }
         // Of several answers the one that is least done counts.
         let rank = |outcome: &OrderResult| match outcome {
-            OrderResult::Done { .. } => 0,
+            OrderResult::Done { .. } | OrderResult::Rotated { .. } => 0,
             OrderResult::Fenced { .. } => 1,
             OrderResult::RolledBack { .. } => 2,
         };
-        if waiting.worst.as_ref().is_none_or(|worst| rank(worst) < rank(&outcome)) {
+        if let (
+            Some(OrderResult::Rotated { keys, peers, late }),
+            OrderResult::Rotated { keys: more_keys, peers: more_peers, late: more_late },
+        ) = (&mut waiting.worst, &outcome)
+        {
+            (*keys, *peers, *late) = (*keys + more_keys, *peers + more_peers, *late + more_late);
+        } else if waiting.worst.as_ref().is_none_or(|worst| rank(worst) < rank(&outcome)) {
             waiting.worst = Some(outcome);
         }
         if waiting.processes.is_empty()

@@ -282,6 +282,8 @@ impl Decider {
             OrderResult::Done { pause_us, .. } => {
                 self.end(connection, order, DecisionOutcome::Done { pause_us });
             }
+            // No answer to a move.
+            OrderResult::Rotated { .. } => {}
             OrderResult::RolledBack { reason } => {
                 if self.end(connection, order, DecisionOutcome::RolledBack { reason }) {
                     self.failed(connection, now_ms);

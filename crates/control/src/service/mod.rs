@@ -259,6 +259,7 @@ impl Replica {
         let leading = Arc::clone(&shared);
         tasks.spawn(async move { leading.rebalance.run().await });
         tasks.spawn(driver::run(Arc::clone(&shared)));
+        tasks.spawn(crate::rotation::run(Arc::clone(&shared)));
         tasks.spawn(publish(Arc::clone(&shared), own));
         tasks.spawn(keep_house(Arc::clone(&shared)));
         tasks.spawn(grpc::serve(Arc::clone(&shared), settings.access.clone(), grpc, ended.clone())?);

@@ -11,6 +11,7 @@ mod http;
 mod orders;
 mod rebalance;
 mod replicas;
+mod rotation;
 mod world;
 
 use scalefabric_control::directory::Query;

@@ -48,6 +48,12 @@ pub struct Config {
     /// How long a port must have been up again before connections that left it because it was down return to it. Default 10 s. 0: at once, and a port
     /// that flaps takes them with it each time; `Duration::MAX`: never.
     pub return_after: Duration,
+    /// How often the keys of memory that peers were lent are made anew by themselves ([`super::Fabric::rotate_keys_of`] says of which). Default
+    /// `None`: only on demand. Longer than `rotate_overlap`. Very short: each time all memory is registered anew, which pins its pages once more.
+    pub rotate_every: Option<Duration>,
+    /// How long old and new keys are both good at most, when keys are made anew by themselves. Default 10 s. Shorter than a channel to a peer may be
+    /// away: that peer's operations are refused until it has heard the new keys. Very long: so long an old key is good in the worst case.
+    pub rotate_overlap: Duration,
     /// Whether keys of memory are told to peers on other hosts whose name no cryptography has proved. Default false.
     pub trust_unproven_peers: bool,
 }
@@ -72,6 +78,8 @@ impl Default for Config {
             tenant: String::new(),
             patience: Patience::default(),
             return_after: Duration::from_secs(10),
+            rotate_every: None,
+            rotate_overlap: Duration::from_secs(10),
             trust_unproven_peers: false,
         }
     }
@@ -85,6 +93,12 @@ impl Config {
             return Err(FabricError::misuse(format!(
                 "depth {} is not 1 to {most}, the device's max_qp_wr less 3",
                 self.depth
+            )));
+        }
+        if let Some(every) = self.rotate_every.filter(|every| *every <= self.rotate_overlap) {
+            return Err(FabricError::misuse(format!(
+                "rotate_every is {every:?} and rotate_overlap {:?}: the overlap must be the shorter one",
+                self.rotate_overlap
             )));
         }
         if self.dscp > 63 {

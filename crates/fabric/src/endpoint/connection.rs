@@ -6,18 +6,16 @@ use super::link::{Injected, Link, Told, lock};
 use super::operation::Operation;
 use super::received::Received;
 use super::service::Keeper;
-use super::wait::{block_on_for, wait};
-use crate::buffer::RemoteRange;
+use super::wait::wait;
 use crate::directory::{ConnectionId, ConnectionRecord, FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::exchange::Identity;
 use crate::operation::Outcome;
 use crate::path::Path;
-use crate::session::{Change, Input, MemoryOffer, Strategy};
+use crate::session::{Change, Input, Strategy};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 /// What a connection has been through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -34,6 +32,8 @@ pub struct Statistics {
     pub in_doubt: u64,
     /// Times that the exchange's channel was made again.
     pub redialled: u64,
+    /// Channels that were refused, because somebody else than the peer of first contact was there.
+    pub refused: u64,
 }
 
 /// A connection. Clones are the same connection; it is closed when the last one is gone.
@@ -76,7 +76,7 @@ impl Connection {
 
     /// Who the peer is, as far as the exchange has proved it.
     pub fn peer(&self) -> Option<Identity> {
-        lock(&self.link().peer).clone()
+        lock(&self.link().peer).identity().cloned()
     }
 
     /// Takes as many of the operations as there is room for, in order, with one doorbell; returns how many. 0: the depth is used up, or completions wait to
@@ -265,69 +265,6 @@ impl Connection {
         Ok(settled.is_some())
     }
 
-    /// Lets the peer use memory, under a number that both applications agree on; in place of what was offered under it before. [`crate::Fault::NoAuthority`]
-    /// for a peer on another host whose name nothing proves ([`super::Config::trust_unproven_peers`]).
-    pub fn offer(&self, id: u32, range: RemoteRange) -> Result<(), FabricError> {
-        self.put_offers(&[MemoryOffer { id, range }], Duration::from_secs(1)).map(|_| ())
-    }
-
-    /// Offers memory anew, with new keys, and waits until the peer uses no old one any more, or `overlap` has passed: then the old keys may be withdrawn.
-    pub fn rotate(&self, offers: &[MemoryOffer], overlap: Duration) -> Result<(), FabricError> {
-        let revoked = self.put_offers(offers, overlap)?;
-        // An error: the connection was closed, and its old keys are of no use any more.
-        let _ = block_on_for(revoked, Some(overlap.saturating_mul(2)));
-        Ok(())
-    }
-
-    fn put_offers(&self, new: &[MemoryOffer], overlap: Duration) -> Result<oneshot::Receiver<()>, FabricError> {
-        let link = self.link();
-        let trusted = link.config.trust_unproven_peers;
-        if let Some(peer) = self.peer().filter(|peer| !trusted && !peer.proven && !peer.local) {
-            return Err(FabricError::new(
-                Fault::NoAuthority,
-                format!(
-                    "keys are not told to `{}`: it is on another host and nothing proves its name; use an exchange with certificates, or \
-                     `trust_unproven_peers` where nobody else can reach the network",
-                    peer.name
-                ),
-            ));
-        }
-        let mut offers = lock(&link.offers);
-        let mut all = offers.clone();
-        for offer in new {
-            match all.iter_mut().find(|other| other.id == offer.id) {
-                Some(old) => *old = *offer,
-                None => all.push(*offer),
-            }
-        }
-        if all.len() > crate::session::MAX_OFFERS {
-            return Err(FabricError::misuse(format!(
-                "{} offers are more than a connection has, {}",
-                all.len(),
-                crate::session::MAX_OFFERS
-            )));
-        }
-        offers.clone_from(&all);
-        let (revoked, told) = oneshot::channel();
-        let overlap_ns = u64::try_from(overlap.as_nanos()).unwrap_or(u64::MAX);
-        link.tell
-            .send(Told::Offer(Input::Offer { offers: all, overlap_ns }, revoked))
-            .map_err(|_| self.closed_error())?;
-        Ok(told)
-    }
-
-    /// What the peer has offered under a number, with the key of now; waits for it; `None` when `timeout` passes.
-    pub fn offered(&self, id: u32, timeout: Option<Duration>) -> Result<Option<RemoteRange>, FabricError> {
-        self.wait_for(timeout, || {
-            let sender = lock(&self.link().sender);
-            match (sender.offered(id), &sender.closed) {
-                (Some(range), _) => Ok(Some(range)),
-                (None, Some(error)) => Err(error.clone()),
-                (None, None) => Ok(None),
-            }
-        })
-    }
-
     /// What the directory is told of it.
     pub fn record(&self) -> Option<ConnectionRecord> {
         lock(&self.link().record).clone()
@@ -377,10 +314,10 @@ impl Connection {
     }
 
     pub(super) fn closed_error(&self) -> FabricError {
-        self.link().closed().unwrap_or_else(|| FabricError::new(Fault::Closed, "the fabric's thread is gone"))
+        self.link().closed_error()
     }
 
-    fn wait_for<T>(
+    pub(super) fn wait_for<T>(
         &self,
         timeout: Option<Duration>,
         attempt: impl FnMut() -> Result<Option<T>, FabricError>,

@@ -97,8 +97,9 @@ impl Builder {
         self
     }
 
-    /// How the keys of this process's memory are rotated when the control plane orders it: registers memory anew, offers it on its connections
-    /// ([`Connection::rotate`]), withdraws the old keys. Default: such orders are answered as not carried out.
+    /// How keys that are not of a pool ([`Fabric::rotate_keys_of`]) are rotated when the control plane orders it or [`Config::rotate_every`] is over:
+    /// registers memory anew, offers it on its connections ([`Connection::rotate`]), withdraws the old keys. It is given the order's token, 0 on
+    /// schedule, and the overlap. Default: nothing.
     #[must_use]
     pub fn rotate_with(mut self, rotate: Arc<RotateKeys>) -> Self {
         self.rotate = Some(rotate);
@@ -145,6 +146,10 @@ impl Fabric {
             device: None,
             rotate: None,
         }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<service::Shared> {
+        &self.keeper.shared
     }
 
     /// The open device.

@@ -1,17 +1,19 @@
 //! A connection's data path as its handles, its futures and its task share it: a sending and a receiving half, each with its own lock, and who is to be
 //! woken. It is never held up by the task: what the task must know is told over a queue.
 
+use super::acquaintance::Acquaintance;
 use super::completion::Completion;
 use super::config::Config;
 use super::connection::Statistics;
 use super::hub::Hub;
+use super::lend::Loan;
 use super::receive::{Arrival, ReceivePool, Receiver};
 use super::received::Received;
 use super::send::Sender;
 use super::wait::Bell;
 use crate::directory::{ConnectionId, ConnectionRecord, FencingToken, OrderResult};
-use crate::error::FabricError;
-use crate::exchange::{Channel, Identity};
+use crate::error::{FabricError, Fault};
+use crate::exchange::Channel;
 use crate::session::{Body, Input, MemoryOffer};
 use scalefabric_verbs::CompletionChannel;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,8 +27,8 @@ pub(crate) enum Told {
     Input(Input),
     /// An order, and who waits for its answer.
     Ordered(Input, FencingToken, oneshot::Sender<OrderResult>),
-    /// The peer has dialled again; this is what it said first.
-    Channel(Box<dyn Channel>, Body),
+    /// The peer has dialled, or somebody in its name; this is what was said first, and by whom.
+    Channel(Box<dyn Channel>, Body, String),
     /// Somebody waits for events: watch the completion channel.
     Watch,
     /// A fault is to be made.
@@ -37,8 +39,8 @@ pub(crate) enum Told {
     PortDown(u8),
     /// A port has been up again for long enough.
     PortReturned(u8),
-    /// Somebody wants to know when keys of before may be withdrawn.
-    Offer(Input, oneshot::Sender<()>),
+    /// Somebody wants to know when keys of before may be withdrawn, and whether the peer said so.
+    Offer(Input, oneshot::Sender<bool>),
 }
 
 /// A fault that is made on purpose.
@@ -65,7 +67,9 @@ pub(crate) struct Link {
     pub bell: Bell,
     pub tell: UnboundedSender<Told>,
     pub record: Mutex<Option<ConnectionRecord>>,
-    pub peer: Mutex<Option<Identity>>,
+    pub peer: Mutex<Acquaintance>,
+    /// The tenant that the peer connected for; empty on the side that connected.
+    pub peer_tenant: String,
     pub statistics: Counters,
     /// A lane's failure was told already; cleared with the next lane.
     pub broken_told: AtomicBool,
@@ -75,6 +79,8 @@ pub(crate) struct Link {
     pub has_completion_handler: AtomicBool,
     /// What this side offers to the peer.
     pub offers: Mutex<Vec<MemoryOffer>>,
+    /// What of that is offered anew when its keys are made anew.
+    pub loans: Mutex<Vec<Loan>>,
 }
 
 /// What a connection has been through.
@@ -84,6 +90,7 @@ pub(crate) struct Counters {
     pub moves: AtomicU64,
     pub moves_rolled_back: AtomicU64,
     pub redialled: AtomicU64,
+    pub refused: AtomicU64,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -95,6 +102,7 @@ impl Link {
     pub fn new(
         id: ConnectionId,
         service: String,
+        peer_tenant: String,
         config: Config,
         hub: Arc<Hub>,
         pool: Arc<ReceivePool>,
@@ -119,7 +127,8 @@ impl Link {
             bell: Bell::default(),
             tell,
             record: Mutex::new(None),
-            peer: Mutex::new(None),
+            peer: Mutex::default(),
+            peer_tenant,
             statistics: Counters::default(),
             broken_told: AtomicBool::new(false),
             watched: AtomicBool::new(false),
@@ -127,6 +136,7 @@ impl Link {
             on_message: Mutex::new(None),
             has_completion_handler: AtomicBool::new(false),
             offers: Mutex::new(Vec::new()),
+            loans: Mutex::new(Vec::new()),
         }))
     }
 
@@ -269,6 +279,7 @@ impl Link {
             repeated: sender.repeated,
             in_doubt: sender.in_doubt,
             redialled: read(&self.statistics.redialled),
+            refused: read(&self.statistics.refused),
         }
     }
 
@@ -285,6 +296,11 @@ impl Link {
 
     pub fn closed(&self) -> Option<FabricError> {
         lock(&self.sender).closed.clone()
+    }
+
+    /// Why nothing can be told to the task any more.
+    pub fn closed_error(&self) -> FabricError {
+        self.closed().unwrap_or_else(|| FabricError::new(Fault::Closed, "the fabric's thread is gone"))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::buffer::{Local, RemoteRange};
 use crate::error::FabricError;
 use crate::operation::{Outcome, Repeat};
 use crate::session::LaneId;
-use scalefabric_verbs::{RKey, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion};
+use scalefabric_verbs::{RKey, SendFlags, SendOp, SendWr, Sge, Srqn, WcOpcode, WcStatus, WorkCompletion};
 use std::sync::Arc;
 
 /// An operation without what it borrowed.
@@ -107,8 +107,13 @@ pub(crate) struct Slot {
     pub length: u32,
     flags: SendFlags,
     signalled: bool,
+    /// The rotation of local keys that its SGEs are from.
+    pub keys: u32,
+    /// XRC: the SRQ of the peer that it is for.
+    xrc_srqn: Option<Srqn>,
     pieces: u8,
     sges: [Sge; MAX_PIECES],
+    offsets: [usize; MAX_PIECES],
     holds: [Option<Arc<dyn Local>>; MAX_PIECES],
     inline_len: u16,
     inline: [u8; MAX_INLINE],
@@ -133,8 +138,11 @@ impl Default for Slot {
             length: 0,
             flags: SendFlags::empty(),
             signalled: false,
+            keys: 0,
+            xrc_srqn: None,
             pieces: 0,
             sges: [Sge::default(); MAX_PIECES],
+            offsets: [0; MAX_PIECES],
             holds: [const { None }; MAX_PIECES],
             inline_len: 0,
             inline: [0; MAX_INLINE],
@@ -149,6 +157,10 @@ pub(crate) struct Bounds {
     pub max_rd_atomic: u8,
     /// Longest message that the peer's receives hold.
     pub peer_receive_bytes: u32,
+    /// Counts rotations of local keys.
+    pub keys: u32,
+    /// XRC: the SRQ of the peer that is meant.
+    pub xrc_srqn: Option<Srqn>,
 }
 
 impl Slot {
@@ -164,6 +176,7 @@ impl Slot {
             Verb::FetchAdd { old, remote, add } => (Kind::FetchAdd { add }, old.into(), Some(remote)),
         };
         (self.pieces, self.inline_len, self.length) = (0, 0, 0);
+        (self.keys, self.xrc_srqn) = (bounds.keys, bounds.xrc_srqn);
         self.flags = SendFlags::empty();
         match source {
             Source::Bytes(bytes) => {
@@ -193,7 +206,8 @@ impl Slot {
     }
 
     /// An operation of no bytes and no effect, which nobody hears of.
-    pub fn fill_probe(&mut self) {
+    pub fn fill_probe(&mut self, bounds: &Bounds) {
+        (self.keys, self.xrc_srqn) = (bounds.keys, bounds.xrc_srqn);
         (self.pieces, self.inline_len, self.length, self.flags) = (0, 0, 0, SendFlags::empty());
         (self.kind, self.remote, self.stage, self.failed) = (Kind::Probe, None, Stage::Waiting, None);
         (self.repeat, self.context, self.report) = (Repeat::Idempotent, 0, Report::Quiet);
@@ -214,7 +228,7 @@ impl Slot {
                 ))
             })?;
             total += u64::from(sge.length);
-            self.sges[index] = sge;
+            (self.sges[index], self.offsets[index]) = (sge, piece.offset);
         }
         if total > 1 << 31 {
             return Err(FabricError::misuse(format!("{total} bytes are more than a message can have, 2^31")));
@@ -269,6 +283,17 @@ impl Slot {
         true
     }
 
+    /// Names its local memory by the keys of now: those that it was filled with were made anew since.
+    pub fn renew_local(&mut self, keys: u32) {
+        for index in 0..usize::from(self.pieces) {
+            let (offset, length) = (self.offsets[index], self.sges[index].length as usize);
+            if let Some(sge) = self.holds[index].as_ref().and_then(|memory| memory.sge(offset, length)) {
+                self.sges[index] = sge;
+            }
+        }
+        self.keys = keys;
+    }
+
     /// It is about to be posted.
     pub fn mark(&mut self, lane: LaneId, message: u64, psn: u32, psns: u32, signalled: bool) {
         (self.stage, self.lane, self.failed) = (Stage::Posted, lane, None);
@@ -292,6 +317,7 @@ impl Slot {
         wr.flags.set(SendFlags::SIGNALED, self.signalled);
         wr.sg_list = &self.sges[..usize::from(self.pieces)];
         wr.inline_data = &self.inline[..usize::from(self.inline_len)];
+        wr.xrc_srqn = self.xrc_srqn;
         wr
     }
 

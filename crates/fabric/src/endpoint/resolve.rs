@@ -21,13 +21,15 @@ enum Known {
     Unknown,
 }
 
-/// Decides for every operation that was posted. `executed` messages are known to have been received, `posted` were posted. Returns how many operations are
+/// Decides for every operation that was posted. `executed` messages are known to have been received, `posted` were posted;
+/// `keys` is the present rotation of local keys. Returns how many operations are
 /// to be posted again; an error if the peer's account cannot be.
 pub(crate) fn resolve(
     log: &mut Log,
     peer: &Drained,
     executed: u64,
     posted: u64,
+    keys: u32,
     offered: impl Fn(u32) -> Option<RemoteRange>,
 ) -> Result<u64, String> {
     if peer.received < executed || peer.received > posted {
@@ -55,7 +57,7 @@ pub(crate) fn resolve(
         } else {
             by_psn(slot, peer)
         };
-        slot.stage = decide(slot, known, &offered);
+        slot.stage = decide(slot, known, keys, &offered);
         again += u64::from(slot.stage == Stage::Waiting);
     }
     Ok(again)
@@ -75,9 +77,11 @@ fn by_psn(slot: &Slot, peer: &Drained) -> Known {
     }
 }
 
-fn decide(slot: &Slot, known: Known, offered: &impl Fn(u32) -> Option<RemoteRange>) -> Stage {
+fn decide(slot: &Slot, known: Known, keys: u32, offered: &impl Fn(u32) -> Option<RemoteRange>) -> Stage {
     let status = slot.failed.unwrap_or(WcStatus::WrFlushErr);
-    if is_own_fault(status) && !key_was_rotated(slot, status, offered) {
+    // A local key that was withdrawn while the operation was on its way is not the operation's fault either.
+    let local_key_was_rotated = status == WcStatus::LocProtErr && slot.keys != keys;
+    if is_own_fault(status) && !local_key_was_rotated && !key_was_rotated(slot, status, offered) {
         // Posting it again would fail again. Nobody answers with a NAK after he has executed it whole.
         return Stage::Ended(match known {
             Known::NotExecuted => Outcome::NotDone(status),

@@ -165,8 +165,8 @@ impl Sender {
     /// Posts an operation without effect, to see whether the lane lives.
     pub fn probe(&mut self) {
         if self.log.room() > 0 && self.outlet.is_some() && self.closed.is_none() {
-            let tail = self.log.tail;
-            self.log.get_mut(tail).fill_probe();
+            let (tail, bounds) = (self.log.tail, self.bounds);
+            self.log.get_mut(tail).fill_probe(&bounds);
             self.log.tail += 1;
             self.pump();
         }
@@ -195,6 +195,7 @@ impl Sender {
         let mut numbers = [0u64; CHAIN];
         let mut count = 0;
         let force = (self.log.room() + self.log.len()).div_ceil(4) as u32;
+        let keys = self.bounds.keys;
         let (mut full, mut number) = (false, self.next);
         // Somebody wants to hear of an operation that has no signal yet.
         let mut owed = false;
@@ -215,6 +216,9 @@ impl Sender {
                 slot.stage = Stage::Ended(Outcome::NotDone(WcStatus::RemAccessErr));
                 number += 1;
                 continue;
+            }
+            if slot.keys != keys {
+                slot.renew_local(keys);
             }
             let psns = if slot.kind.is_atomic() { 1 } else { slot.length.div_ceil(outlet.mtu).max(1) };
             let rd_full = rd_atomic && self.rd_atomics + 1 >= u32::from(outlet.max_rd_atomic).div_ceil(2);
@@ -467,6 +471,41 @@ impl Sender {
         }
         self.keys_idle_at = None;
         Some(self.round)
+    }
+
+    /// Whether of everything that was posted the end is known, as failed if not otherwise.
+    pub fn all_failed(&self) -> bool {
+        let posted = |slot: &super::log::Slot| slot.stage == Stage::Posted && slot.failed.is_none();
+        !(self.log.head..self.log.tail).any(|number| posted(self.log.get(number)))
+    }
+
+    /// It is over: what is outstanding is told as what it is, and nothing is taken any more.
+    pub fn end(&mut self, error: FabricError) {
+        self.closed = Some(error);
+        for number in self.log.head..self.log.tail {
+            let slot = self.log.get_mut(number);
+            let status = slot.failed.unwrap_or(WcStatus::WrFlushErr);
+            slot.stage = match slot.stage {
+                Stage::Ended(outcome) => Stage::Ended(outcome),
+                Stage::Posted if slot.kind.changes_peer() => Stage::Ended(Outcome::InDoubt(status)),
+                Stage::Posted | Stage::Waiting => Stage::Ended(Outcome::NotDone(status)),
+            };
+        }
+        self.retire();
+    }
+
+    /// The keys of local memory were made anew: what is posted from now on names it by the new ones.
+    pub fn renew_local_keys(&mut self) {
+        self.bounds.keys = self.bounds.keys.wrapping_add(1);
+    }
+
+    /// Whether something that was posted before the last rotation of local keys has not ended.
+    pub fn uses_old_keys(&self) -> bool {
+        let keys = self.bounds.keys;
+        (self.log.head..self.log.tail).any(|number| {
+            let slot = self.log.get(number);
+            slot.stage == Stage::Posted && slot.keys != keys
+        })
     }
 
     pub fn offered(&self, id: u32) -> Option<RemoteRange> {

@@ -5,6 +5,7 @@ use super::config::Config;
 use super::connection::Connection;
 use super::descriptor;
 use super::hub::Hub;
+use super::lend::{self, Rotating};
 use super::link::{Link, Told, lock};
 use super::log::Bounds;
 use super::receive::ReceivePool;
@@ -42,7 +43,11 @@ pub(crate) struct Shared {
     pub handle: Handle,
     pub rotate: Option<Arc<RotateKeys>>,
     pub addresses: Mutex<Vec<String>>,
-    origin: String,
+    pub rotating: Rotating,
+    /// All connections, those that are gone included until the list is looked through.
+    pub known: Mutex<Vec<Weak<Link>>>,
+    /// Node and process, and a number of this fabric.
+    pub origin: String,
     serial: AtomicU64,
     random: AtomicU64,
     pool: Mutex<Option<Arc<ReceivePool>>>,
@@ -108,6 +113,8 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
         handle: runtime.handle().clone(),
         rotate: parts.rotate,
         addresses: Mutex::new(Vec::new()),
+        rotating: Rotating::default(),
+        known: Mutex::new(Vec::new()),
         origin,
         serial: AtomicU64::new(0),
         random: AtomicU64::new(seed),
@@ -134,6 +141,9 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
                 }
                 tokio::spawn(hear_events(of_thread.clone()));
                 tokio::spawn(take_orders(of_thread.clone()));
+                if let Some(every) = of_thread.config.rotate_every {
+                    tokio::spawn(lend::rotate_on_schedule(of_thread.clone(), every));
+                }
                 let _ = stopped.await;
                 of_thread.close_all().await;
             });
@@ -185,13 +195,14 @@ async fn greet(shared: Arc<Shared>, mut channel: Box<dyn Channel>) {
     let Ok(message) = Message::parse(&bytes) else { return };
     let known = lock(&shared.links).get(&message.connection).cloned();
     if let Some(known) = known {
-        let _ = known.send(Told::Channel(channel, message.body));
+        let _ = known.send(Told::Channel(channel, message.body, message.from));
         return;
     }
     let refusal = match &message.body {
         Body::Begin(begin) if begin.purpose == Purpose::Connect => {
             let service = begin.service.clone();
-            match shared.take_in(message.connection.clone(), &service, channel, message.body) {
+            let connection = message.connection.clone();
+            match shared.take_in(connection, &service, &begin.tenant.clone(), channel, message.from, message.body) {
                 Ok(()) => return,
                 Err((back, error)) => {
                     channel = back;
@@ -203,7 +214,8 @@ async fn greet(shared: Arc<Shared>, mut channel: Box<dyn Channel>) {
             reason: "this process does not know the connection: it was closed, or the process is a new one".into(),
         },
     };
-    let answer = Message { version: VERSION, connection: message.connection, body: refusal };
+    let answer =
+        Message { version: VERSION, connection: message.connection, from: shared.origin.clone(), body: refusal };
     if let Ok(bytes) = answer.emit() {
         let _ = channel.send(&bytes).await;
     }
@@ -267,17 +279,9 @@ async fn carry_out(shared: Arc<Shared>, order: Order) {
             let input = Input::Close { reason: reason.clone(), token: Some(*token) };
             shared.order(connection, input, *token).await
         }
-        Order::RotateKeys { token, overlap_ms } => match &shared.rotate {
-            Some(rotate) => {
-                let (rotate, token, overlap) = (rotate.clone(), *token, Duration::from_millis(*overlap_ms));
-                // It registers memory anew, which may take its time.
-                let done = tokio::task::spawn_blocking(move || rotate(token, overlap)).await;
-                done.unwrap_or_else(|_| OrderResult::RolledBack { reason: "rotating keys panicked".into() })
-            }
-            None => OrderResult::RolledBack {
-                reason: "no memory of this process takes part in key rotation: give the fabric `rotate_with`".into(),
-            },
-        },
+        Order::RotateKeys { token, overlap_ms, tenant } => {
+            lend::carry_out(shared.clone(), *token, Duration::from_millis(*overlap_ms), tenant.clone()).await
+        }
     };
     shared.directory.answer(&order, result);
 }
@@ -321,17 +325,25 @@ impl Shared {
         }
     }
 
-    fn link(&self, id: ConnectionId, service: &str) -> Result<(Arc<Link>, Told2), FabricError> {
+    fn link(&self, id: ConnectionId, service: &str, peer_tenant: &str) -> Result<(Arc<Link>, Told2), FabricError> {
         let (tell, told) = unbounded_channel();
         let bounds = Bounds {
             max_inline: (self.config.max_inline.min(self.hub.attr.max_inline_data) as usize).min(super::MAX_INLINE),
             max_rd_atomic: 0,
             peer_receive_bytes: 0,
+            keys: 0,
+            xrc_srqn: None,
         };
         let config = self.config.clone();
-        let link =
-            Link::new(id.clone(), service.to_owned(), config, self.hub.clone(), self.pool()?, tell.clone(), bounds)?;
+        let (service, peer_tenant) = (service.to_owned(), peer_tenant.to_owned());
+        let (hub, pool) = (self.hub.clone(), self.pool()?);
+        let link = Link::new(id.clone(), service, peer_tenant, config, hub, pool, tell.clone(), bounds)?;
         lock(&self.links).insert(id, tell);
+        let mut known = lock(&self.known);
+        if known.len() == known.capacity() {
+            known.retain(|link| link.strong_count() > 0);
+        }
+        known.push(Arc::downgrade(&link));
         Ok((link, told))
     }
 
@@ -357,7 +369,7 @@ impl Shared {
         self.directory.may_connect(&self.config.tenant, service)?;
         let (exchange, place) = self.exchange_of(address)?;
         let near = path.as_ref().map(|path| path.dgid).or_else(|| near(place));
-        let (link, told) = self.link(self.next_id(), service)?;
+        let (link, told) = self.link(self.next_id(), service, "")?;
         let session = Session::new(self.setup(Role::Leader, service, path), 0);
         let (ready, up) = oneshot::channel();
         let connection = Connection::new(link.clone(), keeper.clone());
@@ -376,7 +388,9 @@ impl Shared {
         self: &Arc<Self>,
         id: ConnectionId,
         service: &str,
+        tenant: &str,
         channel: Box<dyn Channel>,
+        from: String,
         first: Body,
     ) -> Result<(), (Box<dyn Channel>, FabricError)> {
         let accepted = lock(&self.services).get(service).cloned();
@@ -388,7 +402,7 @@ impl Shared {
             let error = FabricError::misuse(format!("nobody here offers the service `{service}`; offered: {known}"));
             return Err((channel, error));
         };
-        let (link, told) = match self.link(id, service) {
+        let (link, told) = match self.link(id, service, tenant) {
             Ok(both) => both,
             Err(error) => return Err((channel, error)),
         };
@@ -399,7 +413,7 @@ impl Shared {
                 let _ = accepted.send(connection);
             }
         });
-        let _ = link.tell.send(Told::Channel(channel, first));
+        let _ = link.tell.send(Told::Channel(channel, first, from));
         let task = Task::new(link, self.clone(), session, None, told, None, ready);
         self.handle.spawn(task.run());
         Ok(())
@@ -509,8 +523,9 @@ impl Shared {
 
 type Told2 = tokio::sync::mpsc::UnboundedReceiver<Told>;
 
-/// The address of an exchange as a hint where the peer is.
-fn near(place: &str) -> Option<Gid> {
+/// The address of an exchange as a hint where the peer is; a name before it (`node3@`) does not matter.
+pub(super) fn near(place: &str) -> Option<Gid> {
+    let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
     let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.parse().ok().map(Gid::from_ip)

@@ -4,17 +4,15 @@
 use super::descriptor;
 use super::lane::{self, Lane, Place};
 use super::link::{Injected, Link, Told, lock};
-use super::log::Stage;
 use super::resolve::resolve;
 use super::service::Shared;
 use super::trigger::Home;
 use crate::directory::{ConnectionRecord, ConnectionState, FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange};
-use crate::operation::Outcome;
 use crate::path::Path;
 use crate::session::{Action, Body, Drained, Input, LaneId, Message, Session, VERSION};
-use scalefabric_verbs::{Gid, QpAttr, WcStatus};
+use scalefabric_verbs::{Gid, QpAttr};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -57,8 +55,10 @@ pub(crate) struct Task {
     dialling: Option<Dialling>,
     pub(super) inputs: VecDeque<Input>,
     pub(super) answers: Vec<(FencingToken, oneshot::Sender<OrderResult>)>,
-    revoked: Vec<oneshot::Sender<()>>,
+    revoked: Vec<oneshot::Sender<bool>>,
     hand_over: Option<LaneId>,
+    /// The peer waits to hear that its old keys are used no more.
+    old_keys: bool,
     looks: u32,
     begun: Instant,
     dialled: bool,
@@ -93,6 +93,7 @@ impl Task {
             answers: Vec::new(),
             revoked: Vec::new(),
             hand_over: None,
+            old_keys: false,
             looks: 0,
             begun: Instant::now(),
             dialled: false,
@@ -134,7 +135,7 @@ impl Task {
     async fn pause(&mut self) {
         let now = self.now_ns();
         let until = self.session.deadline_ns().map(|at| Duration::from_nanos(at.saturating_sub(now)));
-        let watching = self.hand_over.is_some();
+        let watching = self.hand_over.is_some() || self.old_keys;
         self.looks = if watching { self.looks + 1 } else { 0 };
         let look = match self.looks {
             0 => None,
@@ -153,7 +154,11 @@ impl Task {
             dialled = dial(&mut self.dialling) => {
                 self.dialling = None;
                 match dialled {
-                    Ok(channel) => self.take_channel(channel),
+                    Ok(channel) => {
+                        if let Some(channel) = self.admit(channel, None) {
+                            self.take_channel(channel);
+                        }
+                    }
                     Err(error) => self.inputs.push_back(Input::ChannelDown { reason: error.message }),
                 }
             }
@@ -184,6 +189,7 @@ impl Task {
             let lane = self.session.lane().unwrap_or(LaneId(0));
             self.inputs.push_back(Input::Broken { lane, reason: error.message });
         }
+        self.old_keys = self.old_keys && lock(&self.link.sender).keys_idle_at.is_some();
         if let Some(lane) = self.hand_over {
             let sender = lock(&self.link.sender);
             if sender.is_idle() {
@@ -207,9 +213,11 @@ impl Task {
                 self.revoked.push(revoked);
                 self.inputs.push_back(input);
             }
-            Told::Channel(channel, first) => {
-                self.take_channel(channel);
-                self.inputs.push_back(Input::Message(first));
+            Told::Channel(channel, first, from) => {
+                if let Some(channel) = self.admit(channel, Some(&from)) {
+                    self.take_channel(channel);
+                    self.inputs.push_back(Input::Message(first));
+                }
             }
             Told::Watch => {
                 if self.events.is_none() {
@@ -242,7 +250,6 @@ impl Task {
             self.link.statistics.redialled.fetch_add(1, Ordering::Relaxed);
         }
         self.dialled = true;
-        *lock(&self.link.peer) = Some(channel.peer());
         self.channel = Some(channel);
         self.inputs.push_back(Input::ChannelUp);
     }
@@ -250,12 +257,18 @@ impl Task {
     fn hear_message(&mut self, message: Result<Vec<u8>, FabricError>) {
         let message = message.and_then(|bytes| Message::parse(&bytes)).and_then(|message| {
             if message.connection == self.link.id {
-                return Ok(message.body);
+                return Ok(message);
             }
             Err(FabricError::peer(format!("a message for connection {:?} came to another", message.connection)))
         });
         match message {
-            Ok(body) => self.inputs.push_back(Input::Message(body)),
+            Ok(message) => {
+                let heard = lock(&self.link.peer).hear(&message.from);
+                match heard {
+                    Ok(()) => self.inputs.push_back(Input::Message(message.body)),
+                    Err(error) => self.refuse_peer(error),
+                }
+            }
             Err(error) => self.lose_channel(error),
         }
     }
@@ -263,6 +276,49 @@ impl Task {
     fn lose_channel(&mut self, error: FabricError) {
         self.channel = None;
         self.inputs.push_back(Input::ChannelDown { reason: error.message });
+    }
+
+    /// Whether the peer of first contact is behind a new channel. A stranger is told so; what is there stays as it is.
+    fn admit(&mut self, channel: Box<dyn Channel>, from: Option<&str>) -> Option<Box<dyn Channel>> {
+        let identity = channel.peer();
+        let mut known = lock(&self.link.peer);
+        let heard = known.clone();
+        let admitted = known.admit(&identity).and_then(|()| from.map_or(Ok(()), |from| known.hear(from)));
+        let Err(error) = admitted else { return Some(channel) };
+        // What half of it said is not believed either.
+        *known = heard;
+        drop(known);
+        self.link.statistics.refused.fetch_add(1, Ordering::Relaxed);
+        if self.dial.is_some() {
+            self.inputs.push_back(Input::ChannelDown { reason: error.message });
+            return None;
+        }
+        let (connection, from) = (self.link.id.clone(), self.shared.origin.clone());
+        let body = Body::Close { reason: error.message };
+        let message = Message { version: VERSION, connection, from, body };
+        tokio::spawn(async move {
+            let mut channel = channel;
+            if let Ok(bytes) = message.emit() {
+                let _ = channel.send(&bytes).await;
+            }
+        });
+        None
+    }
+
+    /// Somebody else answers where the peer was. While data flows only the channel is refused, and a look at the data path tells whether the peer is
+    /// still there; without it nobody can rebuild the connection.
+    fn refuse_peer(&mut self, error: FabricError) {
+        self.link.statistics.refused.fetch_add(1, Ordering::Relaxed);
+        let state = lock(&self.link.record).as_ref().map(|record| record.state);
+        if matches!(state, Some(ConnectionState::Up | ConnectionState::Moving)) {
+            lock(&self.link.sender).probe();
+            let _ = self.link.drive();
+            self.lose_channel(error);
+        } else {
+            self.channel = None;
+            self.inputs.push_back(Input::ChannelDown { reason: error.message.clone() });
+            self.inputs.push_back(Input::Close { reason: error.message, token: None });
+        }
     }
 
     async fn carry_out(&mut self, action: Action) {
@@ -327,16 +383,21 @@ impl Task {
             Action::TakeKeys { round, offers } => {
                 let mut sender = lock(&self.link.sender);
                 sender.take_offers(round, offers);
-                if let Some(round) = sender.keys_are_idle() {
-                    self.inputs.push_back(Input::KeysIdle { round });
+                match sender.keys_are_idle() {
+                    Some(round) => self.inputs.push_back(Input::KeysIdle { round }),
+                    // The last ones may have no signal, and nobody may poll: the peer must not wait for that.
+                    None => {
+                        sender.settle();
+                        self.old_keys = true;
+                    }
                 }
                 sender.pump();
                 drop(sender);
                 self.link.wake_all();
             }
-            Action::Revoke { .. } => {
+            Action::Revoke { taken, .. } => {
                 for revoked in self.revoked.drain(..) {
-                    let _ = revoked.send(());
+                    let _ = revoked.send(taken);
                 }
             }
             Action::Report(state) => self.report(state),
@@ -347,7 +408,8 @@ impl Task {
 
     async fn say(&mut self, body: Body) {
         let Some(channel) = &mut self.channel else { return };
-        let message = Message { version: VERSION, connection: self.link.id.clone(), body };
+        let (connection, from) = (self.link.id.clone(), self.shared.origin.clone());
+        let message = Message { version: VERSION, connection, from, body };
         let sent = match message.emit() {
             Ok(bytes) => channel.send(&bytes).await,
             Err(error) => Err(error),
@@ -382,10 +444,10 @@ impl Task {
 
     fn resolve(&mut self, peer: &Drained) {
         let mut sender = lock(&self.link.sender);
-        let (executed, posted) = (sender.executed, sender.messages);
+        let (executed, posted, keys) = (sender.executed, sender.messages, sender.bounds.keys);
         let offers = sender.offers();
         let offered = |id| offers.iter().find(|offer| offer.id == id).map(|offer| offer.range);
-        match resolve(&mut sender.log, peer, executed, posted, offered) {
+        match resolve(&mut sender.log, peer, executed, posted, keys, offered) {
             Ok(again) => {
                 sender.repeated += again;
                 sender.restart(peer.received);
@@ -468,20 +530,7 @@ impl Task {
         let _ = self.stop().await;
         // The last words, if there are any, are on their way: dropping the channel says goodbye after them.
         self.channel = None;
-        {
-            let mut sender = lock(&self.link.sender);
-            sender.closed = Some(error.clone());
-            for number in sender.log.head..sender.log.tail {
-                let slot = sender.log.get_mut(number);
-                let status = slot.failed.unwrap_or(WcStatus::WrFlushErr);
-                slot.stage = match slot.stage {
-                    Stage::Ended(outcome) => Stage::Ended(outcome),
-                    Stage::Posted if slot.kind.changes_peer() => Stage::Ended(Outcome::InDoubt(status)),
-                    Stage::Posted | Stage::Waiting => Stage::Ended(Outcome::NotDone(status)),
-                };
-            }
-            sender.retire();
-        }
+        lock(&self.link.sender).end(error.clone());
         for (_, answer) in self.answers.drain(..) {
             let _ = answer.send(OrderResult::RolledBack { reason: error.message.clone() });
         }

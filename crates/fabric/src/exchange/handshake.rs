@@ -2,6 +2,7 @@
 //! certificate becomes a sentence that says what to do. TLS 1.3 only, with the `ring` provider. It may not accept a peer without a certificate.
 
 use super::Patience;
+use super::credential_files::CredentialFiles;
 use super::frame::{Frames, Stream};
 use crate::certificate::Credentials;
 use crate::error::{FabricError, Fault};
@@ -9,6 +10,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,7 +27,13 @@ const REFUSED: Duration = Duration::from_secs(2);
 
 /// Who we are and whom we believe, in a form that can be exchanged while it is in use.
 #[derive(Clone)]
-pub(super) struct Trust(Arc<RwLock<Configs>>);
+pub(super) struct Trust(Arc<Held>);
+
+struct Held {
+    configs: RwLock<Configs>,
+    /// Where they are taken from anew when they change there.
+    files: Option<CredentialFiles>,
+}
 
 #[derive(Clone)]
 struct Configs {
@@ -36,23 +44,65 @@ struct Configs {
 
 impl Trust {
     pub(super) fn new(credentials: &Credentials) -> Result<Self, FabricError> {
-        Ok(Self(Arc::new(RwLock::new(Configs::new(credentials)?))))
+        Ok(Self(Arc::new(Held { configs: RwLock::new(Configs::new(credentials)?), files: None })))
+    }
+
+    /// From a folder's files, which are followed.
+    pub(super) fn of_folder(folder: &Path) -> Result<Self, FabricError> {
+        let (files, credentials) = CredentialFiles::open(folder)?;
+        Ok(Self(Arc::new(Held { configs: RwLock::new(Configs::new(&credentials)?), files: Some(files) })))
+    }
+
+    /// Looks at the files now. True: they have changed and are in use; false: they are as before, or there are none.
+    pub(super) fn reload(&self) -> Result<bool, FabricError> {
+        self.follow(true)
+    }
+
+    /// Why files that have changed are not in use.
+    pub(super) fn trouble(&self) -> Option<FabricError> {
+        self.0.files.as_ref().and_then(CredentialFiles::trouble)
+    }
+
+    fn follow(&self, now: bool) -> Result<bool, FabricError> {
+        let Some(files) = &self.0.files else { return Ok(false) };
+        files.follow(now, |credentials| {
+            let configs = Configs::new(credentials)?;
+            let name = self.name();
+            if configs.name != name {
+                return Err(FabricError::misuse(format!(
+                    "the new certificate is for `{}`, and this process is `{name}` to its peers: start it anew to change its name",
+                    configs.name
+                )));
+            }
+            self.put(configs);
+            Ok(())
+        })
+    }
+
+    fn put(&self, configs: Configs) {
+        *self.0.configs.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = configs;
     }
 
     /// From now on; channels that are there stay as they are.
     pub(super) fn replace(&self, credentials: &Credentials) -> Result<(), FabricError> {
-        let configs = Configs::new(credentials)?;
-        *self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = configs;
+        self.put(Configs::new(credentials)?);
         Ok(())
     }
 
     /// Our own name.
     pub(super) fn name(&self) -> String {
-        self.configs().name
+        self.present().name
     }
 
+    fn present(&self) -> Configs {
+        self.0.configs.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// For a handshake.
     fn configs(&self) -> Configs {
-        self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        // What cannot be used is told when somebody asks, and does not keep a peer out.
+        let _ = self.follow(false);
+        self.present()
     }
 
     /// Proves ourselves to who answered, who must be `expected`. Gives the channel and the peer's name.

@@ -7,6 +7,7 @@
 //! All futures want a tokio runtime with I/O and time.
 
 mod cm_channel;
+mod credential_files;
 mod etcd;
 mod etcd_api;
 mod frame;

@@ -8,6 +8,7 @@ use super::{Channel, Exchange, Identity, Listener, Patience, Pending};
 use crate::certificate::Credentials;
 use crate::error::FabricError;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinSet;
@@ -31,6 +32,15 @@ pub struct Sealed<E> {
 impl<E: Exchange> Sealed<E> {
     /// Seals an exchange. One that hides nothing itself and leaves the host must be `insecure()`: here that does no harm.
     pub fn over(inner: E, credentials: &Credentials) -> Result<Self, FabricError> {
+        Self::with_trust(inner, Trust::new(credentials)?)
+    }
+
+    /// The same with the credentials of a folder, which are followed as [`super::Tls::of_folder`] does.
+    pub fn over_with_folder(inner: E, folder: &Path) -> Result<Self, FabricError> {
+        Self::with_trust(inner, Trust::of_folder(folder)?)
+    }
+
+    fn with_trust(inner: E, trust: Trust) -> Result<Self, FabricError> {
         let scheme = match inner.scheme() {
             "tcp" => "tcp+tls",
             "memcached" => "memcached+tls",
@@ -42,7 +52,7 @@ impl<E: Exchange> Sealed<E> {
                 )));
             }
         };
-        Ok(Self { inner, trust: Trust::new(credentials)?, patience: Patience::default(), scheme })
+        Ok(Self { inner, trust, patience: Patience::default(), scheme })
     }
 
     /// With another patience, for the handshake; the inner exchange has its own.
@@ -50,6 +60,16 @@ impl<E: Exchange> Sealed<E> {
     pub fn with_patience(mut self, patience: Patience) -> Self {
         self.patience = patience;
         self
+    }
+
+    /// Looks at the folder's files now. True: they have changed, and handshakes to come use them.
+    pub fn reload(&self) -> Result<bool, FabricError> {
+        self.trust.reload()
+    }
+
+    /// Why the files that are in the folder now are not used.
+    pub fn trouble(&self) -> Option<FabricError> {
+        self.trust.trouble()
     }
 
     /// Takes new credentials for all channels to come, those of existing listeners included.

@@ -9,6 +9,7 @@ use crate::certificate::Credentials;
 use crate::error::FabricError;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsStream;
@@ -25,6 +26,23 @@ impl Tls {
     /// With these credentials. [`crate::Fault::Misuse`] for PEM texts that cannot be used together, or a certificate without a name.
     pub fn new(credentials: &Credentials) -> Result<Self, FabricError> {
         Ok(Self { patience: Patience::default(), trust: Trust::new(credentials)? })
+    }
+
+    /// With the credentials of a folder (`ca.pem`, `node.pem`, `node.key`), which are followed: when the files change, handshakes to come use them, at the
+    /// latest after a second. Files that cannot be used, or whose certificate is for another name, leave everything as it was ([`Tls::trouble`]).
+    /// Write the key first and rename files into their place, so that nobody reads a half.
+    pub fn of_folder(folder: &Path) -> Result<Self, FabricError> {
+        Ok(Self { patience: Patience::default(), trust: Trust::of_folder(folder)? })
+    }
+
+    /// Looks at the folder's files now. True: they have changed, and handshakes to come use them.
+    pub fn reload(&self) -> Result<bool, FabricError> {
+        self.trust.reload()
+    }
+
+    /// Why the files that are in the folder now are not used.
+    pub fn trouble(&self) -> Option<FabricError> {
+        self.trust.trouble()
     }
 
     /// With another patience.
@@ -253,6 +271,57 @@ mod tests {
             let (here, there) = tokio::join!(tls.dial(&address), peers.accept());
             assert!(here.is_err());
             assert!(there.err().unwrap().message.contains("tls://"));
+        });
+    }
+
+    #[test]
+    fn credentials_follow_their_files_and_bad_files_change_nothing() {
+        run(async {
+            let folder = std::env::temp_dir().join(format!("sfab-tls-folder-{}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            let (authority, next) = (Authority::new("test").unwrap(), Authority::new("next").unwrap());
+            let write = |credentials: &Credentials| {
+                let texts = [&credentials.authorities_pem, &credentials.certificate_pem, &credentials.key_pem];
+                for (name, text) in crate::certificate::FILES.iter().zip(texts) {
+                    std::fs::write(folder.join("new"), text).unwrap();
+                    std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
+                }
+            };
+            write(&authority.issue("node1", &[]).unwrap());
+            let tls = Tls::of_folder(&folder).unwrap();
+            assert!(!tls.reload().unwrap());
+            let mut peers = tls.listen("127.0.0.1:0").await.unwrap();
+            let address = peers.address();
+            let new = Tls::new(&next.issue("node2", &[]).unwrap()).unwrap();
+            let (here, there) = tokio::join!(new.dial(&address), peers.accept());
+            assert!(here.is_err() && there.is_err());
+
+            // A key that is not the certificate's, and another name: as before, and told.
+            std::fs::write(folder.join("node.key"), next.issue("node1", &[]).unwrap().key_pem).unwrap();
+            assert!(tls.reload().unwrap_err().message.contains("those of before"));
+            write(&next.issue("node3", &[]).unwrap());
+            assert!(tls.reload().is_err());
+            let trouble = tls.trouble().unwrap();
+            assert!(trouble.message.contains("`node3`") && trouble.message.contains("`node1`"), "{trouble}");
+            assert!(!trouble.message.contains("PRIVATE"));
+            let old = Tls::new(&authority.issue("node2", &[]).unwrap()).unwrap();
+            let (here, there) = tokio::join!(old.dial(&address), peers.accept());
+            assert!(here.is_ok() && there.is_ok());
+
+            // Nobody says that they have changed: a handshake finds out by itself.
+            write(&next.issue("node1", &[]).unwrap());
+            let mut dials = 0;
+            loop {
+                let (here, there) = tokio::join!(new.dial(&address), peers.accept());
+                if here.is_ok() && there.is_ok() {
+                    break;
+                }
+                dials += 1;
+                assert!(dials < 600, "they were never read");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+            assert_eq!(tls.trouble(), None);
+            std::fs::remove_dir_all(&folder).unwrap();
         });
     }
 

@@ -123,6 +123,11 @@ impl Pool {
         self.root.shared.retire_old()
     }
 
+    /// Whether both are the same pool.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.root, &other.root)
+    }
+
     /// What it has.
     pub fn report(&self) -> PoolReport {
         self.root.shared.report()

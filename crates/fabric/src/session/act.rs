@@ -176,6 +176,8 @@ pub enum Action {
     Revoke {
         /// Round.
         round: u64,
+        /// The peer says that nothing of it uses them any more; else the overlap has passed.
+        taken: bool,
     },
     /// The connection's state has changed.
     Report(ConnectionState),

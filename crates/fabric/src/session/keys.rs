@@ -63,14 +63,14 @@ impl Session {
         if round > self.keys.taken && round <= self.keys.round {
             self.keys.taken = round;
             if round == self.keys.round && self.keys.revoke_at.is_some() {
-                self.revoke_keys();
+                self.revoke_keys(true);
             }
         }
     }
 
-    pub(super) fn revoke_keys(&mut self) {
+    pub(super) fn revoke_keys(&mut self, taken: bool) {
         self.keys.revoke_at = None;
         let round = self.keys.round;
-        self.push(Action::Revoke { round });
+        self.push(Action::Revoke { round, taken });
     }
 }

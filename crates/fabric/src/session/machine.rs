@@ -213,7 +213,7 @@ impl Session {
             self.push(Action::Dial);
         }
         if due(self.keys.revoke_at) {
-            self.revoke_keys();
+            self.revoke_keys(false);
         }
         if self.asked_move.as_ref().is_some_and(|(_, at)| *at <= now_ns)
             && let Some((change, _)) = self.asked_move.take()

@@ -24,6 +24,10 @@ pub struct Message {
     pub version: u16,
     /// Whose.
     pub connection: ConnectionId,
+    /// Node and process that say it, such as `node3/4711-1a2b3c4d`: who must be there again when the channel is dialled anew. Empty from
+    /// versions that did not say it.
+    #[serde(default)]
+    pub from: String,
     /// What.
     pub body: Body,
 }
@@ -240,21 +244,20 @@ impl Message {
             version: u16,
         }
         // The version first: another version's body may be unreadable.
-        let version: Version =
-            serde_json::from_slice(bytes).map_err(|e| FabricError::peer(format!("not a session's message: {e}")))?;
+        let version: Version = serde_json::from_slice(bytes).map_err(|e| unreadable(&e))?;
         if version.version != VERSION {
             return Err(FabricError::peer(format!(
                 "the peer speaks version {} of the session's messages, this side {VERSION}: update the older one",
                 version.version
             )));
         }
-        let message: Self =
-            serde_json::from_slice(bytes).map_err(|e| FabricError::peer(format!("not a session's message: {e}")))?;
+        let message: Self = serde_json::from_slice(bytes).map_err(|e| unreadable(&e))?;
         message.check()?;
         Ok(message)
     }
 
     fn check(&self) -> Result<(), FabricError> {
+        bounded("from", &self.from, 256)?;
         match &self.body {
             Body::Begin(begin) => {
                 bounded("service", &begin.service, 256)?;
@@ -274,6 +277,16 @@ impl Message {
     }
 }
 
+/// serde's own words repeat what it could not read, which may be a key.
+fn unreadable(error: &serde_json::Error) -> FabricError {
+    let what = match error.classify() {
+        serde_json::error::Category::Data => "a field has a wrong type or value, or is missing",
+        serde_json::error::Category::Eof => "it ends too early",
+        serde_json::error::Category::Io | serde_json::error::Category::Syntax => "it is not JSON",
+    };
+    FabricError::peer(format!("not a session's message: {what} (line {}, column {})", error.line(), error.column()))
+}
+
 fn bounded(what: &str, text: &str, most: usize) -> Result<(), FabricError> {
     if text.len() <= most {
         return Ok(());
@@ -291,7 +304,8 @@ fn check_drained(drained: Option<&Drained>) -> Result<(), FabricError> {
 }
 
 impl QpOffer {
-    fn check(&self) -> Result<(), FabricError> {
+    /// Looks at what a peer says of its QP.
+    pub(crate) fn check(&self) -> Result<(), FabricError> {
         for (name, value) in [("qp_num", self.qp_num), ("psn", self.psn), ("srq_num", self.srq_num.unwrap_or(0))] {
             if value > 0xff_ffff {
                 return Err(FabricError::peer(format!("{name} {value:#x} has more than 24 bits")));

@@ -2,4 +2,6 @@
 
 mod basics;
 mod faults;
+mod identity;
+mod keys;
 mod rails;

@@ -156,6 +156,8 @@ impl Stage {
         for moving in moving {
             match moving.wait().during(|| "wait for a move")? {
                 OrderResult::Done { pause_us, .. } => moved.pauses_us.push(pause_us),
+                // No answer to a move.
+                OrderResult::Rotated { .. } => {}
                 OrderResult::RolledBack { reason } => moved.refused.push(reason),
                 OrderResult::Fenced { highest } => moved.refused.push(format!("fenced by token {}", highest.0)),
             }

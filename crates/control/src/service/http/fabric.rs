@@ -208,7 +208,7 @@ pub async fn order(
     let order = match asked.order {
         Kind::Move { connection, path } => Order::Move { connection, path, token, reason },
         Kind::Close { connection } => Order::Close { connection, token, reason },
-        Kind::RotateKeys { overlap_ms } => Order::RotateKeys { token, overlap_ms },
+        Kind::RotateKeys { overlap_ms } => Order::RotateKeys { token, overlap_ms, tenant: None },
     };
     // Through the same checks as an order from the wire.
     message::order(&message::order_message("operator", &order)).map_err(bad)?;

@@ -10,6 +10,7 @@ mod fabric;
 mod guard;
 mod overview;
 mod rebalance;
+mod rotation;
 mod tenants;
 
 use super::Shared;
@@ -59,7 +60,11 @@ const MAX_BODY: usize = 256 * 1024;
         tenants::set,
         rebalance::settings,
         rebalance::set,
-        rebalance::decisions
+        rebalance::decisions,
+        rotation::rotate,
+        rotation::rotations,
+        rotation::one,
+        rotation::set_schedule
     )
 )]
 struct Document;
@@ -89,6 +94,9 @@ fn router() -> Router<Arc<Shared>> {
         .route("/v1/events/recent", get(events::recent))
         .route("/v1/rebalance", get(rebalance::settings).put(rebalance::set))
         .route("/v1/rebalance/decisions", get(rebalance::decisions))
+        .route("/v1/rotate", get(rotation::rotations).post(rotation::rotate))
+        .route("/v1/rotate/schedule", axum::routing::put(rotation::set_schedule))
+        .route("/v1/rotate/{serial}", get(rotation::one))
         .route("/openapi.json", get(|| async { axum::Json(document()) }))
         .fallback(|| async { Failure::not_found("there is nothing here; `/openapi.json` says what there is") })
 }

@@ -107,7 +107,7 @@ impl World {
         let side = |role| {
             let (send_cq, recv_cq, srq) = <(Arc<FakeCq>, Arc<FakeCq>, Arc<FakeSrq>)>::default();
             let pool = ReceivePool::of(srq.clone(), Arc::new(FakeRegion), 16, 64).unwrap();
-            let bounds = Bounds { max_inline: 64, max_rd_atomic: 4, peer_receive_bytes: 64 };
+            let bounds = Bounds { max_inline: 64, max_rd_atomic: 4, peer_receive_bytes: 64, keys: 0, xrc_srqn: None };
             Side {
                 session: Some(Session::new(setup(role, seed), 0)),
                 sender: Sender::new(send_cq.clone(), 16, bounds),
@@ -372,7 +372,7 @@ impl World {
                     peer.received = peer.received.saturating_sub(1).max(side.sender.executed);
                 }
                 let (executed, posted) = (side.sender.executed, side.sender.messages);
-                match resolve(&mut side.sender.log, &peer, executed, posted, |_| None) {
+                match resolve(&mut side.sender.log, &peer, executed, posted, 0, |_| None) {
                     Ok(_) => side.sender.restart(peer.received),
                     Err(reason) => side.inputs.push_back(Input::Contradicted { reason }),
                 }

@@ -121,12 +121,14 @@ fn word(action: &Action) -> String {
         Action::Discard { lane } => format!("discard {}", lane.0),
         Action::Retire { lane } => format!("retire for {}", lane.0),
         Action::TakeKeys { round, .. } => format!("take keys {round}"),
-        Action::Revoke { round } => format!("revoke {round}"),
+        Action::Revoke { round, taken: true } => format!("revoke {round}"),
+        Action::Revoke { round, taken: false } => format!("revoke {round} late"),
         Action::Report(state) => format!("report {state:?}"),
         Action::Answer { result, .. } => match result {
             OrderResult::Done { .. } => "answer done".into(),
             OrderResult::RolledBack { .. } => "answer rolled back".into(),
             OrderResult::Fenced { highest } => format!("answer fenced {}", highest.0),
+            OrderResult::Rotated { keys, .. } => format!("answer rotated {keys}"),
         },
         Action::Closed(error) => format!("closed {:?}", error.fault),
     }
@@ -451,7 +453,7 @@ fn new_keys_are_told_and_old_ones_withdrawn_when_taken_or_when_the_overlap_is_ov
     talk.then(Input::Message(Body::MemoryTaken { round: 1 }), &["revoke 1"]);
     talk.then(Input::Offer { offers: vec![], overlap_ns: 1000 }, &["say memory 2"]);
     talk.at(999, &[]);
-    talk.at(1000, &["revoke 2"]);
+    talk.at(1000, &["revoke 2 late"]);
     talk.then(Input::Message(Body::Memory { round: 1, offers: vec![] }), &["take keys 1"]);
     talk.then(Input::KeysIdle { round: 1 }, &["say taken 1"]);
     // Said twice is heard once.
@@ -495,6 +497,7 @@ fn messages_survive_the_wire_and_bad_ones_are_refused_with_their_fault() {
     let message = Message {
         version: VERSION,
         connection: crate::directory::ConnectionId { origin: "a".into(), serial: 1 },
+        from: "a".into(),
         body: Body::Accept(Accept { lane: LaneId(1), qp: offer(5), drained: Some(drained(3)) }),
     };
     let bytes = message.emit().unwrap();

@@ -161,6 +161,11 @@ fn ended(node: &str, record: &OrderRecord, answer: &Answer) -> Happening {
         Answer::Answered { outcome: OrderResult::Done { pause_us, .. } } => {
             (Kind::OrderDone, format!("done: {what}; data paused for {pause_us} µs"), None)
         }
+        Answer::Answered { outcome: OrderResult::Rotated { keys, peers, late } } => (
+            Kind::OrderDone,
+            format!("done: {what}; {keys} registrations, {peers} peers told, {late} of them late"),
+            None,
+        ),
         Answer::Answered { outcome: OrderResult::RolledBack { reason } } => {
             (Kind::OrderFailed, format!("rolled back: {what}"), Some(reason.clone()))
         }

@@ -1,0 +1,341 @@
+//! New keys while traffic runs: the honest peer notices nothing, who shows an old key is refused; on demand, on schedule and by order; and no key in any text.
+
+use scalefabric_fabric::directory::{
+    ConnectionId, ConnectionRecord, Directory, FencingToken, Order, OrderResult, ServiceAddress,
+};
+use scalefabric_fabric::endpoint::{Completion, Config, Connection, Fabric, Operation, Piece, Remote, Target};
+use scalefabric_fabric::exchange::Tcp;
+use scalefabric_fabric::pool::{Buffer, PageKind, Pool, PoolConfig, Zeroing};
+use scalefabric_fabric::remote::{Area, Far};
+use scalefabric_fabric::session::{Action, Body, Input, MemoryOffer, Message, VERSION};
+use scalefabric_fabric::{FabricError, Fault, Local, Outcome};
+use scalefabric_tests::fabric::{PATIENCE, Pair, provider};
+use scalefabric_verbs::WcStatus;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+fn config() -> Config {
+    Config { depth: 64, receives: 64, receive_bytes: 64, ..Config::default() }
+}
+
+fn pool(fabric: &Fabric) -> Pool {
+    let config = PoolConfig {
+        initial_bytes: 2 << 20,
+        arena_bytes: 2 << 20,
+        best_pages: PageKind::Plain,
+        zeroing: Zeroing::OnAlloc,
+        ..PoolConfig::default()
+    };
+    Pool::new(&[fabric.protection_domain().clone()], config).unwrap()
+}
+
+fn buffer(pool: &Pool) -> Arc<Buffer> {
+    Arc::new(pool.alloc_aligned(4096, 4096).unwrap())
+}
+
+fn piece(buffer: &Arc<Buffer>, offset: usize, length: usize) -> Piece {
+    Piece::new(buffer.clone() as Arc<dyn Local>, offset, length)
+}
+
+fn lent(offset: u64) -> Remote {
+    Remote::Offered { id: 1, offset }
+}
+
+/// READs, WRITEs and adds on what was lent, many at once, some without a signal, until it is told to stop; returns how many adds were done.
+fn load(connection: &Connection, local: &Arc<Buffer>, stop: &AtomicBool, done: &AtomicU64) -> u64 {
+    let mut out = [Completion::default(); 16];
+    let (mut adds, mut ended, mut posted) = (0u64, 0u64, 0u64);
+    let mut take = |ended: &mut u64| {
+        let count = connection.poll(&mut out).unwrap();
+        for completion in &out[..count] {
+            assert!(completion.outcome.is_done(), "an honest operation failed: {completion:?}");
+        }
+        *ended += count as u64;
+    };
+    while !stop.load(Ordering::Relaxed) {
+        let (into, from, old) = (piece(local, 0, 512), piece(local, 1024, 512), piece(local, 2048, 8));
+        let round = [
+            Operation::write(&from, lent(1024)).idempotent().quiet(),
+            Operation::read(&into, lent(2048)),
+            Operation::fetch_add(&old, lent(0), 1),
+            Operation::write(&from, lent(1024)).idempotent(),
+        ];
+        for operation in &round {
+            connection.post(std::slice::from_ref(operation)).unwrap();
+        }
+        (adds, posted) = (adds + 1, posted + 3);
+        while posted - ended > 30 {
+            take(&mut ended);
+        }
+        done.store(adds, Ordering::Relaxed);
+    }
+    while ended < posted {
+        assert!(connection.flush(Some(PATIENCE)).unwrap());
+        take(&mut ended);
+    }
+    adds
+}
+
+#[test]
+fn keys_made_anew_under_load_fail_no_honest_operation_and_shut_out_who_shows_an_old_one() {
+    let pair = Pair::new(&config());
+    let (client, server) = pair.connect();
+    let (theirs, ours) = (pool(&pair.server), pool(&pair.client));
+    pair.server.rotate_keys_of(&theirs);
+    pair.client.rotate_keys_of(&ours);
+    let memory = buffer(&theirs);
+    server.lend(1, memory.clone(), 0, 4096).unwrap();
+    let mut keys = vec![client.offered(1, Some(PATIENCE)).unwrap().unwrap()];
+    let local = buffer(&ours);
+    let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let loading = {
+        let (client, local, stop, done) = (client.clone(), local.clone(), stop.clone(), done.clone());
+        std::thread::spawn(move || load(&client, &local, &stop, &done))
+    };
+    for _ in 0..50 {
+        let before = done.load(Ordering::Relaxed);
+        // Keys of what is lent, and those by which the one who uses it names its own memory.
+        let rotation = pair.server.rotate_keys(PATIENCE).unwrap();
+        assert_eq!((rotation.peers, rotation.late), (1, 0), "{rotation:?}");
+        assert!(rotation.keys >= 1);
+        assert_eq!(pair.client.rotate_keys(PATIENCE).unwrap().peers, 0);
+        keys.push(client.offered(1, Some(PATIENCE)).unwrap().unwrap());
+        while done.load(Ordering::Relaxed) < before + 5 {
+            assert!(!loading.is_finished(), "the load has ended");
+            std::thread::yield_now();
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    let adds = loading.join().unwrap();
+    assert_eq!(memory.load_u64(0).unwrap(), adds);
+    assert_eq!((client.statistics().rebuilds, server.statistics().rebuilds), (0, 0));
+    assert_eq!(theirs.report().old_registrations, 0);
+    assert_eq!(pair.server.last_rotation().0, 50);
+    // The same bytes under a key of their own each time; only the last opens them.
+    assert!(keys.windows(2).all(|two| two[0].addr == two[1].addr && two[0].rkey != two[1].rkey));
+    let (last, old) = keys.split_last().unwrap();
+    let raw = |range| client.execute(Operation::read(&piece(&local, 0, 64), range)).unwrap();
+    for range in [old[0], old[old.len() - 1]] {
+        assert!(matches!(raw(range), Outcome::NotDone(WcStatus::RemAccessErr)));
+    }
+    assert!(raw(*last).is_done());
+    assert!(client.execute(Operation::read(&piece(&local, 0, 64), lent(0))).unwrap().is_done());
+}
+
+#[test]
+fn an_idle_peer_whose_last_writes_have_no_signal_is_not_waited_for_until_the_overlap_ends() {
+    let pair = Pair::new(&config());
+    let (client, server) = pair.connect();
+    let pool = pool(&pair.server);
+    pair.server.rotate_keys_of(&pool);
+    server.lend(1, buffer(&pool), 0, 4096).unwrap();
+    client.offered(1, Some(PATIENCE)).unwrap().unwrap();
+    client.post(&[Operation::write(b"quiet", lent(8)).quiet()]).unwrap();
+    // The overlap is an hour: only the peer's word ends it.
+    let rotation = pair.server.rotate_keys(Duration::from_secs(3600)).unwrap();
+    assert_eq!((rotation.peers, rotation.late), (1, 0));
+}
+
+#[test]
+fn a_peer_that_has_not_heard_of_new_keys_is_late_and_goes_on_when_it_has() {
+    let mut config = config();
+    // The side that connected does not dial again for a while.
+    (config.patience.backoff_min_ns, config.patience.backoff_max_ns) = (1_000_000_000, 1_000_000_000);
+    let pair = Pair::new(&config);
+    let (client, server) = pair.connect();
+    let (theirs, ours) = (pool(&pair.server), pool(&pair.client));
+    pair.server.rotate_keys_of(&theirs);
+    server.lend(1, buffer(&theirs), 0, 4096).unwrap();
+    let old = client.offered(1, Some(PATIENCE)).unwrap().unwrap();
+    client.inject(scalefabric_fabric::endpoint::Injected::ChannelLost).unwrap();
+    let begun = Instant::now();
+    let rotation = pair.server.rotate_keys(Duration::from_millis(20)).unwrap();
+    // A machine that sleeps for long may have dialled again by then.
+    assert!(rotation.late == 1 || begun.elapsed() > Duration::from_millis(400), "{rotation:?}");
+    while client.offered(1, Some(PATIENCE)).unwrap().unwrap() == old {
+        assert!(begun.elapsed() < PATIENCE, "the new key never came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let local = buffer(&ours);
+    assert!(client.execute(Operation::read(&piece(&local, 0, 64), lent(0))).unwrap().is_done());
+}
+
+#[test]
+fn what_is_taken_back_is_offered_no_more_and_what_cannot_be_lent_is_refused() {
+    let pair = Pair::new(&config());
+    let (client, server) = pair.connect();
+    let (theirs, ours) = (pool(&pair.server), pool(&pair.client));
+    let memory = buffer(&theirs);
+    assert_eq!(server.lend(1, memory.clone(), 4000, 97).unwrap_err().fault, Fault::Misuse);
+    server.lend(1, memory.clone(), 4000, 96).unwrap();
+    assert_eq!(client.offered(1, Some(PATIENCE)).unwrap().unwrap().length, 96);
+    assert_eq!(pair.server.rotate_keys(Duration::ZERO).unwrap_err().fault, Fault::Misuse);
+    server.take_back(1).unwrap();
+    let begun = Instant::now();
+    while client.offered(1, Some(Duration::ZERO)).unwrap().is_some() {
+        assert!(begun.elapsed() < PATIENCE, "it is offered still");
+        std::thread::yield_now();
+    }
+    let local = buffer(&ours);
+    let outcome = client.execute(Operation::read(&piece(&local, 0, 8), lent(0))).unwrap();
+    assert!(matches!(outcome, Outcome::NotDone(WcStatus::RemAccessErr)), "{outcome:?}");
+    // Nothing was sent: the connection is as it was.
+    assert_eq!(client.statistics().rebuilds, 0);
+}
+
+#[test]
+fn a_schedule_makes_keys_anew_by_itself() {
+    let scheduled = Config {
+        rotate_every: Some(Duration::from_millis(100)),
+        rotate_overlap: Duration::from_millis(50),
+        ..config()
+    };
+    let pair = Pair::new(&scheduled);
+    let (client, server) = pair.connect();
+    let pool = pool(&pair.server);
+    pair.server.rotate_keys_of(&pool);
+    server.lend(1, buffer(&pool), 0, 4096).unwrap();
+    let first = client.offered(1, Some(PATIENCE)).unwrap().unwrap();
+    let begun = Instant::now();
+    while client.offered(1, Some(PATIENCE)).unwrap().unwrap() == first || pair.server.last_rotation().0 < 2 {
+        assert!(begun.elapsed() < PATIENCE, "the key is the first still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let wrong =
+        Config { rotate_every: Some(Duration::from_secs(1)), rotate_overlap: Duration::from_secs(1), ..config() };
+    let refused = Fabric::builder(provider()).device("pair").config(wrong).build().unwrap_err();
+    assert_eq!(refused.fault, Fault::Misuse);
+}
+
+/// A directory that gives orders and hears their answers.
+#[derive(Debug, Default)]
+struct Orders {
+    given: Mutex<Vec<Order>>,
+    answers: Mutex<Vec<OrderResult>>,
+}
+
+impl Directory for Orders {
+    fn publish(&self, _: ConnectionRecord) {}
+    fn offer(&self, _: ServiceAddress) {}
+    fn resolve(&self, _: &str) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
+    fn may_connect(&self, _: &str, _: &str) -> Result<(), FabricError> {
+        Ok(())
+    }
+    fn next_order(&self) -> Option<Order> {
+        self.given.lock().unwrap().pop()
+    }
+    fn answer(&self, _: &Order, result: OrderResult) {
+        self.answers.lock().unwrap().push(result);
+    }
+}
+
+#[test]
+fn an_order_makes_keys_anew_for_a_tenant_or_for_all_and_its_answer_says_what_was_done() {
+    let orders = Arc::new(Orders::default());
+    let build = |node: &str, tenant: &str| {
+        let config = Config { tenant: tenant.into(), ..config() };
+        Fabric::builder(provider()).device("pair").node(node).config(config).exchange(Arc::new(Tcp::new()))
+    };
+    let own = Arc::new(AtomicU64::new(0));
+    let asked = own.clone();
+    let server = build("server", "")
+        .listen_at("tcp://127.0.0.1:0")
+        .directory(orders.clone())
+        .rotate_with(Arc::new(move |_, _| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            OrderResult::Rotated { keys: 5, peers: 0, late: 0 }
+        }))
+        .build()
+        .unwrap();
+    let client = build("client", "red").build().unwrap();
+    let listener = server.listen("memory").unwrap();
+    let connection = client.connect(&Target::at(server.addresses()[0].clone(), "memory")).unwrap();
+    let accepted = listener.accept(Some(PATIENCE)).unwrap().unwrap();
+    let pool = pool(&server);
+    server.rotate_keys_of(&pool);
+    accepted.lend(1, buffer(&pool), 0, 4096).unwrap();
+    let first = connection.offered(1, Some(PATIENCE)).unwrap().unwrap();
+    let order = |tenant: Option<&str>| {
+        let (token, tenant) = (FencingToken(1), tenant.map(str::to_owned));
+        orders.given.lock().unwrap().push(Order::RotateKeys { token, overlap_ms: 30_000, tenant });
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < PATIENCE, "no answer");
+            if let Some(answer) = orders.answers.lock().unwrap().pop() {
+                return answer;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    // Nothing is lent to this tenant.
+    assert_eq!(order(Some("blue")), OrderResult::Rotated { keys: 0, peers: 0, late: 0 });
+    assert_eq!(connection.offered(1, Some(PATIENCE)).unwrap(), Some(first));
+    for tenant in [Some("red"), None] {
+        let before = connection.offered(1, Some(PATIENCE)).unwrap();
+        // One arena, one domain, and five of the application's own.
+        assert_eq!(order(tenant), OrderResult::Rotated { keys: 6, peers: 1, late: 0 });
+        assert_ne!(connection.offered(1, Some(PATIENCE)).unwrap(), before);
+    }
+    assert_eq!(own.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn no_text_about_memory_connections_or_failures_shows_a_key() {
+    let pair = Pair::new(&config());
+    let (client, server) = pair.connect();
+    let pool = pool(&pair.server);
+    pair.server.rotate_keys_of(&pool);
+    let memory = buffer(&pool);
+    server.lend(1, memory.clone(), 0, 4096).unwrap();
+    let range = client.offered(1, Some(PATIENCE)).unwrap().unwrap();
+    let (id, offer) = (ConnectionId { origin: "a".into(), serial: 1 }, MemoryOffer { id: 1, range });
+    let body = Body::Memory { round: 1, offers: vec![offer] };
+    let message = Message { version: VERSION, connection: id, from: "a".into(), body: body.clone() };
+    let ours = self::pool(&pair.client);
+    let far = Far::new(&client, range, 4096, &ours);
+    let bytes = message.emit().unwrap();
+    let key = range.rkey.to_string();
+    let spoilt = |to: &str| {
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        assert!(text.contains(&key));
+        Message::parse(text.replace(&key, to).as_bytes()).unwrap_err().message
+    };
+    pair.server.rotate_keys(PATIENCE).unwrap();
+    let refused = far.write(0, &[1; 8]).unwrap_err();
+    let raw = client.execute(Operation::write(&[1; 8], range)).unwrap();
+    let region = pair.server.protection_domain().alloc_mr(64, scalefabric_verbs::AccessFlags::REMOTE_READ).unwrap();
+    let texts = [
+        format!("{range:?}"),
+        format!("{:?}", range.part(1, 2)),
+        format!("{offer:?} {body:?} {message:?}"),
+        format!("{:?}", Action::TakeKeys { round: 1, offers: vec![offer] }),
+        format!("{:?}", Input::Offer { offers: vec![offer], overlap_ns: 1 }),
+        format!("{:?}", Operation::write(&[1; 8], range)),
+        format!("{:?} {:?}", Remote::Range(range), piece(&memory, 0, 8)),
+        format!("{far:?} {client:?} {server:?} {:?} {:?}", pair.server, pair.listener),
+        format!("{pool:?} {memory:?}"),
+        format!("{:?} {:?}", memory.sge(0, 8), memory.remote(0, 8)),
+        format!("{:?}", pair.server.last_rotation()),
+        format!("{refused:?} {refused} {raw:?}"),
+        format!("{:?}", client.record()),
+        // What cannot be read is not repeated: too large for a key by a digit, and a key in quotes.
+        spoilt(&format!("{key}0000000000")),
+        spoilt(&format!("\"{key}\"")),
+    ];
+    let present = memory.remote(0, 8).unwrap().rkey;
+    let shown = |text: &str, key: u32| {
+        // Keys are scattered over 32 bits; a short one could stand in a text by chance.
+        let words = [key.to_string(), format!("{key:x}"), format!("{key:08x}"), format!("{key:X}")];
+        words.iter().any(|word| word.len() >= 6 && text.contains(word.as_str()))
+    };
+    for text in &texts {
+        for key in [range.rkey, present] {
+            assert!(!shown(text, key), "{text}");
+        }
+    }
+    assert!(!shown(&format!("{region:?} {:?}", region.lkey()), region.rkey().0));
+    assert!(!shown(&format!("{region:?} {:?}", region.lkey()), region.lkey().0));
+}
