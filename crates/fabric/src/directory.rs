@@ -16,7 +16,7 @@ pub struct ConnectionId {
 }
 
 /// Who may order a change. Orders with a lower token than the highest seen are refused ([`crate::Fault::NoAuthority`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FencingToken(pub u64);
 
 /// State of a connection as the directory shows it.
@@ -159,6 +159,11 @@ pub trait Directory: Send + Sync + Debug {
 
     /// Answers an order.
     fn answer(&self, order: &Order, result: OrderResult);
+
+    /// Whether it moves connections away from load and losses by itself: then no connection does so of its own accord.
+    fn balances(&self) -> bool {
+        false
+    }
 }
 
 /// No control plane: nothing is published, nothing is known, everything is allowed.

@@ -459,6 +459,10 @@ impl Context for SoftwareContext {
         self.inner.rq_psn_is_executed_prefix()
     }
 
+    fn takes_vector_in_sqd(&self) -> bool {
+        self.inner.takes_vector_in_sqd()
+    }
+
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
         self.inner.alloc_pd()
     }

@@ -4,9 +4,10 @@
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Piece, Target};
 use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::{Local, RemoteRange};
+use scalefabric_nic::PortChange;
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 use scalefabric_nic::port::faults::FaultSpec;
-use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
 use scalefabric_verbs::{AccessFlags, MemoryRegion, Sge};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, OnceLock};
@@ -23,11 +24,21 @@ pub fn provider() -> Arc<SoftwareProvider> {
 
 /// The same, with faults; for a process that has no other.
 pub fn provider_with(faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
+    make(0, faults)
+}
+
+/// Another device of this process, so that what becomes of its ports is nobody else's affair. `number`: 1 or 2.
+pub fn provider_apart(number: u8) -> Arc<SoftwareProvider> {
+    make(number, None)
+}
+
+fn make(number: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let id = std::process::id();
-    let address =
-        |n: u8| IpAddr::from(Ipv4Addr::new(127, 100 + (id >> 14) as u8 % 100, (id >> 6) as u8, (id << 2) as u8 | n));
+    let series = 100 + 50 * number + (id >> 14) as u8 % 50;
+    let address = |n: u8| IpAddr::from(Ipv4Addr::new(127, series, (id >> 6) as u8, (id << 2) as u8 | n));
     let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
-    let device = DeviceOptions { name: "pair".into(), ports: vec![port(1), port(2)] };
+    let name = if number == 0 { "pair".to_owned() } else { format!("pair{number}") };
+    let device = DeviceOptions { name, ports: vec![port(1), port(2)] };
     let options = Options { devices: vec![device], automatic: false, faults, ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
 }
@@ -51,9 +62,10 @@ impl Pair {
 
     /// On this provider's device.
     pub fn on(provider: &Arc<SoftwareProvider>, config: &Config) -> Self {
+        let device = provider.options().devices[0].name.clone();
         let build = |node: &str| {
             Fabric::builder(provider.clone())
-                .device("pair")
+                .device(device.clone())
                 .node(node)
                 .config(config.clone())
                 .exchange(Arc::new(Tcp::new()))
@@ -69,6 +81,13 @@ impl Pair {
         let client = self.client.connect(&self.target()).unwrap();
         let server = self.listener.accept(Some(PATIENCE)).unwrap().expect("the peer is connected");
         (client, server)
+    }
+
+    /// Takes a port of the device down, or up again, for both.
+    pub fn set_port(&self, port_num: u8, up: bool) {
+        let context = self.client.context().as_any().downcast_ref::<SoftwareContext>().expect("a software device");
+        let change = if up { PortChange::Up } else { PortChange::Down };
+        context.core().change_port(port_num, &change).unwrap();
     }
 
     /// Where the server is.

@@ -115,6 +115,11 @@ impl QueuePair {
         self.ctx.state
     }
 
+    /// How often the requester found that something was lost, since RESET. A peer without a receive (RNR) is no loss.
+    pub fn losses(&self) -> u64 {
+        self.requester.losses
+    }
+
     /// All attributes as they are now (`cap` is the host's to fill). After a migration the path in use is `ah_attr`, and
     /// the one that was left is `alt_ah_attr`.
     pub fn query(&self) -> QpAttr {

@@ -81,6 +81,12 @@ pub trait Context: Send + Sync + Debug {
         false
     }
 
+    /// Whether a connected QP whose queue is drained (SQD) takes a new address vector, on another port too, and goes on by it (clause 11.2.5.2).
+    /// Many devices and Linux's rxe do not, and no attribute says so; by default it does not.
+    fn takes_vector_in_sqd(&self) -> bool {
+        false
+    }
+
     /// Makes a protection domain.
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
     /// Makes a completion channel.

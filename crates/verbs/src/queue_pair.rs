@@ -49,6 +49,12 @@ pub trait QueuePair: Send + Sync + Debug {
     /// All attributes as they are now.
     fn query(&self) -> Result<(QpAttr, QpInitInfo), VerbsError>;
 
+    /// How often its requester found that something was lost (sequence NAKs, implied ones, timeouts; not RNR NAKs), since it was last in RESET; `None`: the
+    /// device does not count that for each QP.
+    fn losses(&self) -> Option<u64> {
+        None
+    }
+
     /// Posts a chain of send WRs with one doorbell. On error, those before `index` are posted.
     /// INLINE takes its bytes from `inline_data`; INLINE with a non-empty SGL is refused (see `post_send_raw`).
     fn post_send(&self, chain: &[SendWr<'_>]) -> Result<(), PostError>;

@@ -227,4 +227,9 @@ impl Directory for AgentDirectory {
             }
         });
     }
+
+    /// The rebalancer sees what each connection sends again.
+    fn balances(&self) -> bool {
+        true
+    }
 }

@@ -54,6 +54,9 @@ pub struct Config {
     /// How long old and new keys are both good at most, when keys are made anew by themselves. Default 10 s. Shorter than a channel to a peer may be
     /// away: that peer's operations are refused until it has heard the new keys. Very long: so long an old key is good in the worst case.
     pub rotate_overlap: Duration,
+    /// A connection that finds more than so many losses in a thousand packets, in three looks in a row, takes another source port, and if that does not
+    /// help another port; not while a control plane balances. Default 10. 0: any loss counts; 1000 and more: never.
+    pub retransmit_permille: u32,
     /// Whether keys of memory are told to peers on other hosts whose name no cryptography has proved. Default false.
     pub trust_unproven_peers: bool,
 }
@@ -80,6 +83,7 @@ impl Default for Config {
             return_after: Duration::from_secs(10),
             rotate_every: None,
             rotate_overlap: Duration::from_secs(10),
+            retransmit_permille: 10,
             trust_unproven_peers: false,
         }
     }

@@ -12,7 +12,7 @@ use crate::error::{FabricError, Fault};
 use crate::exchange::Identity;
 use crate::operation::Outcome;
 use crate::path::Path;
-use crate::session::{Change, Input, Strategy};
+use crate::session::{Change, Input};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -24,6 +24,8 @@ pub struct Statistics {
     pub rebuilds: u64,
     /// Moves to another path.
     pub moves: u64,
+    /// Those of them that kept the QP: it took a new address vector.
+    pub turned: u64,
     /// Moves that were taken back.
     pub moves_rolled_back: u64,
     /// Operations posted again after a rebuild.
@@ -275,10 +277,9 @@ impl Connection {
         self.link().statistics()
     }
 
-    /// Moves it to another path while data flows, and waits until it has moved or everything is as before.
+    /// Moves it to another path while data flows, in the best way that both sides have, and waits until it has moved or everything is as before.
     pub fn move_to(&self, path: Path, token: FencingToken, reason: &str) -> Result<OrderResult, FabricError> {
-        let change =
-            Change { path, peer_path: None, strategy: Strategy::MakeBeforeBreak, token, reason: reason.to_owned() };
+        let change = Change { path, peer_path: None, strategy: None, token, reason: reason.to_owned() };
         self.begin_move(change)?.wait()
     }
 

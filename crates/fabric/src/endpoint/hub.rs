@@ -1,8 +1,9 @@
 //! The open device of a fabric and what all connections on it share: the protection domain, limits, ports and their GIDs. It holds no connection.
 
 use super::gid::{self, Want};
+use super::loss::LossSample;
 use crate::error::FabricError;
-use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PortState, ProtectionDomain, Provider};
+use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PortState, ProtectionDomain, Provider, QueuePair};
 use std::sync::Arc;
 
 /// An open device.
@@ -65,6 +66,26 @@ impl Hub {
 
     pub fn is_active(&self, port_num: u8) -> bool {
         self.context.query_port(port_num).is_ok_and(|port| port.state == PortState::Active)
+    }
+
+    /// How often a port's QPs found that something was lost, ever; `None`: the device does not count that. A peer without a receive is no loss.
+    pub fn losses(&self, port_num: u8) -> Option<u64> {
+        let counters = self.context.hw_counters(port_num).ok()?;
+        let value = |name: &str| counters.iter().find(|(other, _)| other == name).map(|(_, value)| *value);
+        let found = ["packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err"];
+        found.into_iter().filter_map(value).reduce(|one, other| one.saturating_add(other))
+    }
+
+    /// What a QP has sent and lost; of a device that does not count that of each QP, what its port has.
+    pub fn loss_sample(&self, qp: &dyn QueuePair, port_num: u8) -> Option<LossSample> {
+        let qp_num = qp.qp_num().get();
+        if let Some(losses) = qp.losses() {
+            let sent = qp.query().ok()?.0.sq_psn.get().into();
+            return Some(LossSample { qp_num, sent, wraps: 1 << 24, losses });
+        }
+        let counters = self.context.hw_counters(port_num).ok()?;
+        let sent = counters.iter().find(|(name, _)| name == "sent_pkts").map(|(_, value)| *value)?;
+        Some(LossSample { qp_num, sent, wraps: 1 << 63, losses: self.losses(port_num)? })
     }
 
     pub fn mtu(&self, port_num: u8) -> Result<Mtu, FabricError> {

@@ -45,9 +45,7 @@ impl Lane {
     pub fn make(link: &Link, id: LaneId, place: &Place, psn: u32) -> Result<(Self, QpOffer), FabricError> {
         let (hub, config) = (&*link.hub, &link.config);
         let path = choose_path(hub, config, place)?;
-        let entry = hub.choose(&Want { gid: Some(path.sgid), port_num: Some(path.port_num), ..Want::default() })?;
-        let sgid_index = u8::try_from(entry.gid_index)
-            .map_err(|_| FabricError::environment(format!("GID index {} is beyond 255", entry.gid_index)))?;
+        let sgid_index = gid_index(hub, &path)?;
         let cap = QpCap {
             // A marker at its end, and a signal in a hand-over.
             max_send_wr: config.depth + 3,
@@ -86,9 +84,7 @@ impl Lane {
             Mtu::from_bytes(peer.mtu).ok_or_else(|| FabricError::peer(format!("mtu {} is none", peer.mtu)))?;
         self.mtu = self.mtu.min(peer_mtu);
         self.path.dgid = Gid(peer.gid.octets());
-        let mut av = AddressVector::new(self.path.port_num, self.sgid_index, self.path.dgid);
-        av.flow_label = self.path.flow_label;
-        av.traffic_class = self.path.dscp << 2;
+        let av = address_vector(&self.path, self.sgid_index);
         let (mut rtr, mask) = QpAttr::rtr(QpType::Rc, Qpn::new(peer.qp_num), Psn::new(peer.psn), self.mtu, av);
         rtr.max_dest_rd_atomic = config.max_rd_atomic.min(u8::try_from(hub.attr.max_qp_rd_atom).unwrap_or(u8::MAX));
         rtr.min_rnr_timer = config.min_rnr_timer;
@@ -102,6 +98,11 @@ impl Lane {
         sender.bounds.peer_receive_bytes = peer.receive_bytes;
         sender.bounds.max_rd_atomic = self.max_rd_atomic;
         Ok(())
+    }
+
+    /// Bytes of its packets.
+    pub fn mtu(&self) -> Mtu {
+        self.mtu
     }
 
     /// How it is posted on.
@@ -133,14 +134,31 @@ impl Lane {
     }
 }
 
+/// The index of a path's GID, now; an error if nothing can be sent by the path.
+pub(crate) fn gid_index(hub: &Hub, path: &Path) -> Result<u8, FabricError> {
+    if path.device != hub.device {
+        return Err(FabricError::misuse(format!(
+            "the path is on device {}, the connection's memory is registered with {}: open a fabric for each device",
+            path.device, hub.device
+        )));
+    }
+    let entry = hub.choose(&Want { gid: Some(path.sgid), port_num: Some(path.port_num), ..Want::default() })?;
+    if !hub.is_active(path.port_num) {
+        return Err(FabricError::environment(format!("port {} of {} is down", path.port_num, hub.device)));
+    }
+    u8::try_from(entry.gid_index)
+        .map_err(|_| FabricError::environment(format!("GID index {} is beyond 255", entry.gid_index)))
+}
+
+pub(crate) fn address_vector(path: &Path, sgid_index: u8) -> AddressVector {
+    let mut av = AddressVector::new(path.port_num, sgid_index, path.dgid);
+    av.flow_label = path.flow_label;
+    av.traffic_class = path.dscp << 2;
+    av
+}
+
 fn choose_path(hub: &Hub, config: &Config, place: &Place) -> Result<Path, FabricError> {
     if let Some(path) = &place.path {
-        if path.device != hub.device {
-            return Err(FabricError::misuse(format!(
-                "the path is on device {}, the connection's memory is registered with {}: open a fabric for each device",
-                path.device, hub.device
-            )));
-        }
         return Ok(path.clone());
     }
     let present = place.present.clone().filter(|path| {

@@ -35,8 +35,14 @@ pub(crate) enum Told {
     Inject(Injected),
     /// The device tells that a QP is in error.
     QpFailed(u32, &'static str),
+    /// The device tells that a QP in SQD is drained.
+    Drained,
     /// A port went down.
     PortDown(u8),
+    /// A port has come up.
+    PortUp,
+    /// A port's QPs have found losses since the last look (`rose`), or none.
+    Losses { port_num: u8, rose: bool },
     /// A port has been up again for long enough.
     PortReturned(u8),
     /// Somebody wants to know when keys of before may be withdrawn, and whether the peer said so.
@@ -88,6 +94,7 @@ pub(crate) struct Link {
 pub(crate) struct Counters {
     pub rebuilds: AtomicU64,
     pub moves: AtomicU64,
+    pub turned: AtomicU64,
     pub moves_rolled_back: AtomicU64,
     pub redialled: AtomicU64,
     pub refused: AtomicU64,
@@ -275,6 +282,7 @@ impl Link {
         Statistics {
             rebuilds: read(&self.statistics.rebuilds),
             moves: read(&self.statistics.moves),
+            turned: read(&self.statistics.turned),
             moves_rolled_back: read(&self.statistics.moves_rolled_back),
             repeated: sender.repeated,
             in_doubt: sender.in_doubt,

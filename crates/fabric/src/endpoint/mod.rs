@@ -14,6 +14,7 @@ mod lend;
 mod link;
 mod listener;
 mod log;
+mod loss;
 mod operation;
 mod rebind;
 mod receive;
@@ -23,6 +24,7 @@ mod send;
 mod service;
 mod task;
 mod trigger;
+mod vector;
 mod wait;
 mod xrc;
 

@@ -227,9 +227,11 @@ impl Receiver {
         Ok((self.delivered, any))
     }
 
-    /// A lane's QP is gone.
+    /// A lane's QP is gone. What came on one that was never opened is posted again on another by the peer, which was not told of it.
     pub fn remove(&mut self, gone: impl Fn(LaneId) -> bool) {
-        self.inlets.retain(|inlet| !gone(inlet.lane));
+        for inlet in self.inlets.extract_if(.., |inlet| gone(inlet.lane)) {
+            inlet.stash.iter().for_each(|arrival| self.pool.give_back(arrival.slot));
+        }
     }
 
     pub fn next(&mut self) -> Option<Arrival> {

@@ -357,6 +357,8 @@ impl Sender {
             slot.release();
             let completion = Completion { context: slot.context, outcome };
             match slot.report {
+                // Nobody asked for it.
+                _ if slot.kind == Kind::Probe => {}
                 Report::Quiet if outcome.is_done() => {}
                 Report::Quiet | Report::Queue => self.done.push_back(completion),
                 Report::Cell(cell) => self.fill_cell(cell, outcome),

@@ -13,7 +13,7 @@ use super::task::{Dial, Task};
 use crate::directory::{ConnectionId, Directory, FencingToken, Order, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange, Listener as PeerListener};
-use crate::session::{Body, Change, Input, LaneId, Message, Purpose, Role, Session, Setup, Strategy, VERSION};
+use crate::session::{Abilities, Body, Change, Input, LaneId, Message, Purpose, Role, Session, Setup, VERSION};
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{EventSubject, Gid};
 use std::collections::{HashMap, HashSet};
@@ -144,6 +144,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
                 if let Some(every) = of_thread.config.rotate_every {
                     tokio::spawn(lend::rotate_on_schedule(of_thread.clone(), every));
                 }
+                tokio::spawn(super::loss::watch(of_thread.clone()));
                 let _ = stopped.await;
                 of_thread.close_all().await;
             });
@@ -243,6 +244,11 @@ async fn hear_events(shared: Arc<Shared>) {
                 EventType::QpLastWqeReached if lock(&shared.qps).contains_key(&qp_num) => {
                     lock(&shared.last_receives).insert(qp_num);
                 }
+                EventType::SqDrained => {
+                    if let Some(tell) = lock(&shared.qps).get(&qp_num) {
+                        let _ = tell.send(Told::Drained);
+                    }
+                }
                 EventType::QpFatal => shared.tell_qp(qp_num, "the device reports a failed QP"),
                 EventType::QpReqErr => shared.tell_qp(qp_num, "the peer sent a request that is wrong in itself"),
                 EventType::QpAccessErr => shared.tell_qp(qp_num, "the peer touched memory that it may not"),
@@ -266,13 +272,8 @@ async fn take_orders(shared: Arc<Shared>) {
 async fn carry_out(shared: Arc<Shared>, order: Order) {
     let result = match &order {
         Order::Move { connection, path, token, reason } => {
-            let change = Change {
-                path: path.clone(),
-                peer_path: None,
-                strategy: Strategy::MakeBeforeBreak,
-                token: *token,
-                reason: reason.clone(),
-            };
+            let change =
+                Change { path: path.clone(), peer_path: None, strategy: None, token: *token, reason: reason.clone() };
             shared.order(connection, Input::Move(change), *token).await
         }
         Order::Close { connection, token, reason } => {
@@ -354,6 +355,7 @@ impl Shared {
             tenant: self.config.tenant.clone(),
             path,
             patience: self.config.patience,
+            abilities: Abilities { drained_vector: self.hub.context.takes_vector_in_sqd() },
             seed: self.random(),
         }
     }

@@ -4,9 +4,11 @@
 use super::descriptor;
 use super::lane::{self, Lane, Place};
 use super::link::{Injected, Link, Told, lock};
+use super::loss::Losses;
 use super::resolve::resolve;
 use super::service::Shared;
 use super::trigger::Home;
+use super::vector::Then;
 use crate::directory::{ConnectionRecord, ConnectionState, FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange};
@@ -35,7 +37,17 @@ pub(crate) struct Dial {
     pub address: String,
 }
 
-/// How often a side that cannot dial looks whether the peer's QP still answers while there is no channel.
+/// Who waits for the answer to an order.
+pub(crate) enum Asker {
+    /// A thread, or the directory.
+    Caller(oneshot::Sender<OrderResult>),
+    /// The way home of this connection.
+    Home,
+    /// A rule of this side, which looks again by itself.
+    Nobody,
+}
+
+/// How often a side looks whether the peer's QP still answers while there is no channel.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// The task.
@@ -48,15 +60,17 @@ pub(crate) struct Task {
     /// A GID of the peer, or one near to it, as long as it has not told its own.
     pub near: Option<Gid>,
     pub ready: Option<Ready>,
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     pub(super) path: Option<Path>,
     pub(super) home: Home,
+    pub(super) losses: Losses,
     channel: Option<Box<dyn Channel>>,
     dialling: Option<Dialling>,
     pub(super) inputs: VecDeque<Input>,
-    pub(super) answers: Vec<(FencingToken, oneshot::Sender<OrderResult>)>,
+    pub(super) answers: Vec<(FencingToken, Asker)>,
     revoked: Vec<oneshot::Sender<bool>>,
     hand_over: Option<LaneId>,
+    pub(super) draining: Option<(LaneId, Then)>,
     /// The peer waits to hear that its old keys are used no more.
     old_keys: bool,
     looks: u32,
@@ -87,6 +101,7 @@ impl Task {
             lanes: Vec::new(),
             path: None,
             home: Home::default(),
+            losses: Losses::default(),
             channel: None,
             dialling: None,
             inputs: VecDeque::new(),
@@ -94,6 +109,7 @@ impl Task {
             revoked: Vec::new(),
             hand_over: None,
             old_keys: false,
+            draining: None,
             looks: 0,
             begun: Instant::now(),
             dialled: false,
@@ -101,7 +117,7 @@ impl Task {
         }
     }
 
-    fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         self.begun.elapsed().as_nanos() as u64
     }
 
@@ -126,7 +142,12 @@ impl Task {
             let now = self.now_ns();
             match self.inputs.pop_front() {
                 Some(input) => self.session.handle(input, now),
-                None => return,
+                None => {
+                    self.go_home(now);
+                    if self.inputs.is_empty() {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -134,16 +155,18 @@ impl Task {
     /// Waits for the next thing that happens.
     async fn pause(&mut self) {
         let now = self.now_ns();
-        let until = self.session.deadline_ns().map(|at| Duration::from_nanos(at.saturating_sub(now)));
-        let watching = self.hand_over.is_some() || self.old_keys;
+        let home = self.home.deadline_ns().filter(|_| self.session.is_up());
+        let until = self.session.deadline_ns().into_iter().chain(home).min();
+        let until = until.map(|at| Duration::from_nanos(at.saturating_sub(now)));
+        let watching = self.hand_over.is_some() || self.draining.is_some() || self.old_keys;
         self.looks = if watching { self.looks + 1 } else { 0 };
         let look = match self.looks {
             0 => None,
             1..=200 => Some(Duration::ZERO),
             _ => Some(Duration::from_millis(1)),
         };
-        // The leader dials; the other would never learn that its peer is gone if it had nothing to send.
-        let lonely = (self.channel.is_none() && self.dial.is_none()).then_some(PROBE_EVERY);
+        // Who has nothing to send would never learn that its peer is gone.
+        let lonely = self.channel.is_none().then_some(PROBE_EVERY);
         tokio::select! {
             biased;
             told = self.told.recv() => match told {
@@ -179,7 +202,7 @@ impl Task {
     }
 
     /// Drives the data path on behalf of those who sleep, and of a hand-over.
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         if self.events.is_some() {
             while let Ok(Some(_)) = self.link.channel.wait(Some(Duration::ZERO)) {}
             let _ = self.link.drive();
@@ -197,16 +220,25 @@ impl Task {
                 self.inputs.push_back(Input::Idle { lane, sent: sender.executed });
             }
         }
+        self.look_at_queue();
     }
 
     fn hear(&mut self, told: Told) {
         match told {
             Told::Input(input) => self.inputs.push_back(input),
             Told::PortDown(port_num) => self.hear_port_down(port_num),
-            Told::PortReturned(port_num) => self.hear_port_returned(port_num),
+            Told::PortUp => self.leave_dead_port(),
+            Told::PortReturned(port_num) => {
+                let now = self.now_ns();
+                self.home.port_returned(port_num, now);
+            }
+            Told::Losses { port_num, rose } => self.hear_losses(port_num, rose),
+            Told::Drained => {}
             Told::Ordered(input, token, answer) => {
-                self.home.forget();
-                self.answers.push((token, answer));
+                if matches!(input, Input::Move(_)) {
+                    self.home.forget();
+                }
+                self.answers.push((token, Asker::Caller(answer)));
                 self.inputs.push_back(input);
             }
             Told::Offer(input, revoked) => {
@@ -352,7 +384,17 @@ impl Task {
             Action::Resolve(peer) => self.resolve(&peer),
             Action::Use { lane } => {
                 self.link.statistics.rebuilds.fetch_add(u64::from(lane.0 > 1), Ordering::Relaxed);
+                // Who was away is at home now, or still away.
+                let before = self.path.clone().filter(|_| !self.home.is_away());
                 self.take_lane(lane);
+                // A rebuild goes to another port only where its own was down, told or not.
+                if let (Some(before), Some(now)) = (before, &self.path)
+                    && before.port_num != now.port_num
+                {
+                    let now = self.now_ns();
+                    self.home.leave(&before, now);
+                }
+                self.leave_dead_port();
                 let any = lock(&self.link.receiver).open(lane);
                 if any {
                     self.link.wake_all();
@@ -363,7 +405,16 @@ impl Task {
                 self.hand_over = Some(lane);
                 self.look();
             }
-            Action::Switch { lane } => self.take_lane(lane),
+            Action::Switch { lane } => {
+                self.take_lane(lane);
+                self.leave_dead_port();
+            }
+            Action::Drain { lane, path } => self.drain(lane, path.as_ref()),
+            Action::Vector { lane, path, dgid } => self.vector(lane, path, dgid.map(|gid| Gid(gid.octets()))),
+            Action::Resume { lane } => {
+                self.resume(lane);
+                self.leave_dead_port();
+            }
             Action::Expect { lane, after } => {
                 let mut receiver = lock(&self.link.receiver);
                 match receiver.expect(lane, after) {
@@ -433,7 +484,7 @@ impl Task {
     }
 
     async fn stop(&mut self) -> Result<Drained, FabricError> {
-        self.hand_over = None;
+        (self.hand_over, self.draining) = (None, None);
         let drained = lane::stop(&self.link, &self.lanes, |qp_num| self.shared.had_last_receive(qp_num)).await;
         for lane in self.lanes.drain(..) {
             self.shared.forget_qp(lane.qp.qp_num().get());
@@ -464,10 +515,17 @@ impl Task {
 
     fn take_lane(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.iter().find(|lane| lane.id == id) else { return };
-        self.path = Some(lane.path.clone());
-        self.session.set_path(lane.path.clone());
         self.link.broken_told.store(false, Ordering::Release);
         lock(&self.link.sender).use_lane(lane.outlet());
+        self.take_path(id);
+    }
+
+    /// The path of this lane is the connection's.
+    pub(super) fn take_path(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.iter().find(|lane| lane.id == id) else { return };
+        self.home.arrive(&lane.path);
+        self.path = Some(lane.path.clone());
+        self.session.set_path(lane.path.clone());
         self.update_record(None);
     }
 
@@ -520,8 +578,12 @@ impl Task {
             self.link.statistics.moves_rolled_back.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(index) = self.answers.iter().position(|(other, _)| *other == token) {
-            let (_, answer) = self.answers.remove(index);
-            let _ = answer.send(result);
+            match self.answers.remove(index).1 {
+                Asker::Caller(answer) => drop(answer.send(result)),
+                Asker::Home if matches!(result, OrderResult::Done { .. }) => self.home.forget(),
+                Asker::Nobody => {}
+                Asker::Home => self.home.refused(self.begun.elapsed().as_nanos() as u64),
+            }
         }
     }
 
@@ -532,7 +594,9 @@ impl Task {
         self.channel = None;
         lock(&self.link.sender).end(error.clone());
         for (_, answer) in self.answers.drain(..) {
-            let _ = answer.send(OrderResult::RolledBack { reason: error.message.clone() });
+            if let Asker::Caller(answer) = answer {
+                let _ = answer.send(OrderResult::RolledBack { reason: error.message.clone() });
+            }
         }
         self.revoked.clear();
         if let Some(ready) = self.ready.take() {

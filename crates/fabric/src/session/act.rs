@@ -12,8 +12,8 @@ pub struct Change {
     pub path: Path,
     /// Where to, from the peer's side; `None`: it stays where it is.
     pub peer_path: Option<Path>,
-    /// How.
-    pub strategy: Strategy,
+    /// How; `None`: the best that both sides have. A strategy that is named and cannot be carried out is an answer, not another strategy.
+    pub strategy: Option<Strategy>,
     /// Authority.
     pub token: FencingToken,
     /// Why, for people.
@@ -53,6 +53,23 @@ pub enum Input {
     },
     /// A lane's QP is in error.
     Broken {
+        /// Which.
+        lane: LaneId,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Answer to [`Action::Drain`]: what was begun has ended, and nothing new is begun.
+    Quiet {
+        /// Which.
+        lane: LaneId,
+    },
+    /// Answer to [`Action::Vector`].
+    Vectored {
+        /// Which.
+        lane: LaneId,
+    },
+    /// [`Action::Drain`] or [`Action::Vector`] failed: the QP has the vector that it had.
+    NotVectored {
         /// Which.
         lane: LaneId,
         /// Why, for people.
@@ -154,6 +171,28 @@ pub enum Action {
         lane: LaneId,
         /// Messages since the connection began.
         after: u64,
+    },
+    /// Take a lane's QP to SQD, after a look whether it could take this path; answer [`Input::Quiet`] or [`Input::NotVectored`]. Operations are posted all the
+    /// while, and wait. Of a QP that is drained already: answer at once.
+    Drain {
+        /// Which.
+        lane: LaneId,
+        /// The path that it is to take; `None`: only the peer's GID changes.
+        path: Option<Path>,
+    },
+    /// Give a drained lane's QP a new address vector; answer [`Input::Vectored`] or [`Input::NotVectored`].
+    Vector {
+        /// Which.
+        lane: LaneId,
+        /// The path; `None`: as it is.
+        path: Option<Path>,
+        /// The peer's GID; `None`: as it is.
+        dgid: Option<std::net::Ipv6Addr>,
+    },
+    /// Back to RTS.
+    Resume {
+        /// Which.
+        lane: LaneId,
     },
     /// A lane does not come about: destroy its QP. Nothing was posted on it.
     Discard {

@@ -5,12 +5,19 @@ use super::act::{Action, Change};
 use super::hand_over::HandOver;
 use super::machine::{Phase, Session};
 use super::message::{Accept, Begin, Body, LaneId, Purpose, QpOffer, Strategy};
+use super::turn::Way;
 use crate::directory::{ConnectionState, FencingToken};
+use crate::path::Path;
 
 impl Session {
     pub(super) fn follow_begin(&mut self, begin: Begin, now_ns: u64) {
+        if matches!(begin.purpose, Purpose::Move(_)) && self.turns_alone() {
+            self.deferred = Some(Body::Begin(begin));
+            return;
+        }
         let begin = Box::new(begin);
         self.highest = self.highest.max(begin.token);
+        self.peer_abilities = begin.abilities;
         match &self.phase {
             // Said again, because the channel broke: what we answered may be lost.
             Phase::Accepted(old, accept) if old.lane == begin.lane => {
@@ -46,6 +53,8 @@ impl Session {
             }
             Purpose::Rebuild => {
                 // Whatever was begun: the leader may have decided for it and posted on it. Stop takes all lanes.
+                self.drop_move("the connection had to be rebuilt meanwhile");
+                self.deferred = None;
                 self.report(ConnectionState::Rebuilding);
                 self.begin_to_give_up(now_ns);
                 self.push(Action::Stop);
@@ -53,7 +62,7 @@ impl Session {
                 self.step(now_ns);
             }
             Purpose::Move(Strategy::MakeBeforeBreak) if self.lane.is_some() => {
-                let busy = matches!(self.phase, Phase::HandingOver(_) | Phase::Asked { .. });
+                let busy = matches!(self.phase, Phase::HandingOver(_) | Phase::Asked { .. } | Phase::Turning(_));
                 if busy || self.lane != begin.present || self.hurt.is_some() {
                     return self.refuse(begin.lane, "another change has not ended yet".into());
                 }
@@ -99,7 +108,8 @@ impl Session {
         }
         self.push(Action::Ready { lane, peer: begin.qp.clone() });
         let drained = (begin.purpose == Purpose::Rebuild).then(|| self.drained.clone().unwrap_or_default());
-        self.phase = Phase::FollowReadying(begin, Box::new(Accept { lane, qp, drained }));
+        let abilities = self.setup.abilities;
+        self.phase = Phase::FollowReadying(begin, Box::new(Accept { lane, qp, drained, abilities }));
         self.step(now_ns);
     }
 
@@ -118,15 +128,20 @@ impl Session {
     pub(super) fn follow_commit(&mut self, lane: LaneId, now_ns: u64) {
         match &self.phase {
             Phase::Accepted(begin, _) if begin.lane == lane => {
-                let purpose = begin.purpose;
+                let (purpose, peer_path) = (begin.purpose, begin.peer_path.clone());
                 let before = self.lane.replace(lane);
                 match purpose {
                     Purpose::Connect | Purpose::Rebuild => {
+                        let hurt = self.hurt.take().filter(|(hurt, _)| *hurt == lane);
                         self.push(Action::Use { lane });
-                        self.up(now_ns);
+                        self.rest();
+                        match hurt {
+                            Some((_, reason)) => self.follow_broken(lane, reason, now_ns),
+                            None => self.proceed(now_ns),
+                        }
                     }
                     Purpose::Move(_) => {
-                        let token = self.asked_move.take().map(|(change, _)| change.token);
+                        let token = self.take_asked(peer_path.as_ref());
                         self.begin_hand_over(HandOver::new(lane, before, token, false, now_ns), now_ns);
                         if let Some((lane, reason)) = self.hurt.take() {
                             self.follow_broken(lane, reason, now_ns);
@@ -137,13 +152,15 @@ impl Session {
             // The leader says which lane it uses, since it has a new channel: a later one that we have accepted was taken back.
             Phase::Accepted(begin, _) if begin.lane > lane && self.lane == Some(lane) => {
                 let later = begin.lane;
-                self.follow_abort(later, "the leading side took it back".into());
+                self.follow_abort(later, "the leading side took it back".into(), now_ns);
             }
             Phase::Asked { lane: failed, reason } if *failed == lane => {
                 let (lane, reason) = (*failed, reason.clone());
                 self.send(Body::Broken { lane, reason });
             }
             Phase::Closing { .. } | Phase::Closed => {}
+            // The leader goes on as before.
+            Phase::Turning(_) if self.lane == Some(lane) => self.stop_following(now_ns),
             // A later one is on its way, and mends everything.
             Phase::FollowStopping(_) => {}
             Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _)
@@ -162,24 +179,26 @@ impl Session {
         }
     }
 
-    pub(super) fn follow_abort(&mut self, lane: LaneId, reason: String) {
+    pub(super) fn follow_abort(&mut self, lane: LaneId, reason: String, now_ns: u64) {
+        // What was not taken up yet never is.
+        self.deferred.take_if(|body| matches!(body, Body::Begin(begin) if begin.lane == lane));
         match &self.phase {
             Phase::FollowStopping(begin) if begin.lane == lane => {}
             Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _)
                 if begin.lane == lane => {}
             _ => return,
         }
-        self.back_from_attempt(reason);
+        self.back_from_attempt(reason, now_ns);
     }
 
-    pub(super) fn follow_failed(&mut self, lane: LaneId, reason: String, _now_ns: u64) {
+    pub(super) fn follow_failed(&mut self, lane: LaneId, reason: String, now_ns: u64) {
         match &self.phase {
             Phase::FollowMaking(begin) | Phase::FollowReadying(begin, _) | Phase::Accepted(begin, _)
                 if begin.lane == lane => {}
             _ => return,
         }
         self.refuse(lane, reason.clone());
-        self.back_from_attempt(reason);
+        self.back_from_attempt(reason, now_ns);
     }
 
     pub(super) fn follow_timeout(&mut self, now_ns: u64) {
@@ -197,7 +216,7 @@ impl Session {
     }
 
     /// Back to what was before the leader began: nothing was posted on the lane.
-    fn back_from_attempt(&mut self, reason: String) {
+    fn back_from_attempt(&mut self, reason: String, now_ns: u64) {
         let (Phase::FollowStopping(begin)
         | Phase::FollowMaking(begin)
         | Phase::FollowReadying(begin, _)
@@ -208,6 +227,7 @@ impl Session {
         let begin = begin.clone();
         self.discard_attempt();
         self.step_at = None;
+        self.hurt.take_if(|(lane, _)| *lane == begin.lane);
         match (begin.purpose, self.lane) {
             (Purpose::Move(_), Some(_)) => match self.hurt.take() {
                 Some((lane, reason)) => {
@@ -215,10 +235,7 @@ impl Session {
                     self.send(Body::Broken { lane, reason: reason.clone() });
                     self.phase = Phase::Asked { lane, reason };
                 }
-                None => {
-                    self.phase = Phase::Up;
-                    self.report(ConnectionState::Up);
-                }
+                None => self.up(now_ns),
             },
             // The leader tries again.
             (Purpose::Rebuild, Some(lane)) => {
@@ -252,10 +269,19 @@ impl Session {
             _ => None,
         };
         if attempt == Some(lane) {
-            return self.follow_failed(lane, reason, now_ns);
+            if !matches!(self.phase, Phase::Accepted(..)) {
+                return self.follow_failed(lane, reason, now_ns);
+            }
+            // The leader may have decided for it, and posted: what was executed on it is known only as long as its QP is there.
+            self.begin_to_give_up(now_ns);
+            self.send(Body::Broken { lane, reason: reason.clone() });
+            self.hurt = Some((lane, reason));
+            return;
         }
         match &self.phase {
-            Phase::Up | Phase::HandingOver(_) if self.is_live(lane) => {
+            Phase::Up | Phase::HandingOver(_) | Phase::Turning(_) if self.is_live(lane) => {
+                self.drop_move("the connection had to be rebuilt meanwhile");
+                self.deferred = None;
                 self.trouble.clone_from(&reason);
                 self.begin_to_give_up(now_ns);
                 self.report(ConnectionState::Rebuilding);
@@ -278,6 +304,11 @@ impl Session {
         if busy {
             return self.wait_with(change, false);
         }
+        match self.way(&change) {
+            Ok(Way::Alone) => return self.turn_alone(change, false, now_ns),
+            Ok(_) => {}
+            Err(reason) => return self.roll_back(change.token, reason),
+        }
         if !self.channel {
             return self.roll_back(change.token, "there is no channel to the leading side now: try again".into());
         }
@@ -291,10 +322,17 @@ impl Session {
         self.asked_move = Some((change, until));
     }
 
-    pub(super) fn follow_move_refused(&mut self, token: FencingToken, reason: String) {
+    /// The order that this side asked the leader to carry out, if this path is what it wants: the leader may be carrying out another.
+    pub(super) fn take_asked(&mut self, path: Option<&Path>) -> Option<FencingToken> {
+        let asked = self.asked_move.take_if(|(change, _)| Some(&change.path) == path);
+        asked.map(|(change, _)| change.token)
+    }
+
+    pub(super) fn follow_move_refused(&mut self, token: FencingToken, reason: String, now_ns: u64) {
         if self.asked_move.as_ref().is_some_and(|(change, _)| change.token == token) {
             self.asked_move = None;
             self.roll_back(token, reason);
+            self.next_order(now_ns);
         }
     }
 

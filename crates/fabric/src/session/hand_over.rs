@@ -130,11 +130,12 @@ impl Session {
         let over = over.clone();
         self.retired_lane = Some(over.lane);
         self.push(Action::Retire { lane: over.lane });
-        self.up(now_ns);
+        self.rest();
         if let Some(token) = over.token.filter(|_| !over.asked_by_peer) {
             let pause_us = over.pause_ns.div_ceil(1000);
             self.answer(token, OrderResult::Done { generation: self.generation, pause_us });
         }
+        self.proceed(now_ns);
     }
 
     /// Says again what this side has said in a hand-over: the channel broke, and it may not have been heard.

@@ -5,6 +5,7 @@ use super::act::{Action, Change};
 use super::hand_over::HandOver;
 use super::machine::{Attempt, Phase, Session};
 use super::message::{Accept, Begin, Body, LaneId, Purpose, QpOffer, Strategy};
+use super::turn::Way;
 use crate::directory::{ConnectionState, FencingToken};
 use crate::error::FabricError;
 use crate::path::Path;
@@ -44,6 +45,7 @@ impl Session {
             drained: self.drained.clone(),
             peer_path: attempt.change.as_ref().and_then(|change| change.peer_path.clone()),
             token: self.highest,
+            abilities: self.setup.abilities,
         });
         self.send(Body::Begin((*begin).clone()));
         self.phase = Phase::Asking(attempt, begin);
@@ -56,6 +58,7 @@ impl Session {
             return;
         }
         let (attempt, begin) = (attempt.clone(), begin.clone());
+        self.peer_abilities = accept.abilities;
         if attempt.purpose == Purpose::Rebuild {
             let Some(drained) = accept.drained else {
                 let error = FabricError::peer("the peer accepted a rebuild and did not say what it had received");
@@ -176,7 +179,7 @@ impl Session {
                     self.begin_rebuild(reason, now_ns);
                 }
             }
-            Phase::Up | Phase::HandingOver(_) if self.is_live(lane) => {
+            Phase::Up | Phase::HandingOver(_) | Phase::Turning(_) if self.is_live(lane) => {
                 self.drop_move("the connection had to be rebuilt meanwhile");
                 self.begin_rebuild(reason, now_ns);
             }
@@ -199,15 +202,19 @@ impl Session {
         }
     }
 
-    pub(super) fn lead_move(&mut self, change: Change, asked_by_peer: bool, now_ns: u64) {
-        if change.strategy != Strategy::MakeBeforeBreak {
-            let reason = format!("strategy {:?} is not one that this side has", change.strategy);
-            return self.refuse_move(change.token, asked_by_peer, reason);
-        }
+    pub(super) fn lead_move(&mut self, mut change: Change, asked_by_peer: bool, now_ns: u64) {
         match self.phase {
             Phase::Up => {
-                self.report(ConnectionState::Moving);
-                self.make_for(Purpose::Move(change.strategy), Some(change), asked_by_peer, now_ns);
+                if asked_by_peer && let (Some(own), Some(theirs)) = (&self.setup.path, &change.peer_path) {
+                    // This side stays where it is now, and leads to the peer's new place. Other moves may have come in between.
+                    change.path = Path { dgid: theirs.sgid, flow_label: theirs.flow_label, ..own.clone() };
+                }
+                match self.way(&change) {
+                    Ok(Way::Alone) => self.turn_alone(change, asked_by_peer, now_ns),
+                    Ok(Way::Together) => self.turn_together(change, asked_by_peer, now_ns),
+                    Ok(Way::Second) => self.move_by_second_qp(change, asked_by_peer, now_ns),
+                    Err(reason) => self.refuse_move(change.token, asked_by_peer, reason),
+                }
             }
             Phase::Closing { .. } | Phase::Closed => {
                 self.refuse_move(change.token, asked_by_peer, "the connection is being closed".into());
@@ -216,26 +223,28 @@ impl Session {
         }
     }
 
+    /// Make before break.
+    pub(super) fn move_by_second_qp(&mut self, change: Change, asked_by_peer: bool, now_ns: u64) {
+        self.report(ConnectionState::Moving);
+        self.make_for(Purpose::Move(Strategy::MakeBeforeBreak), Some(change), asked_by_peer, now_ns);
+    }
+
     pub(super) fn lead_asked_move(
         &mut self,
         path: Path,
-        strategy: Strategy,
+        strategy: Option<Strategy>,
         token: FencingToken,
         reason: String,
         now_ns: u64,
     ) {
         if token < self.highest {
             let reason = format!("an order with the higher token {} was seen", self.highest.0);
-            return self.send(Body::MoveRefused { token, reason });
+            return self.refuse_move(token, true, reason);
         }
         self.highest = token;
-        // Its own path stays, and leads to the peer's new place.
-        let Some(mut own) = self.setup.path.clone() else {
-            return self
-                .send(Body::MoveRefused { token, reason: "the leading side does not know its path yet".into() });
+        let Some(own) = self.setup.path.clone() else {
+            return self.refuse_move(token, true, "the leading side does not know its path yet".into());
         };
-        own.dgid = path.sgid;
-        own.flow_label = path.flow_label;
         self.lead_move(Change { path: own, peer_path: Some(path), strategy, token, reason }, true, now_ns);
     }
 
@@ -256,11 +265,12 @@ impl Session {
                 self.say_lane();
                 self.repeat_hand_over(&over);
             }
+            Phase::Turning(_) => self.repeat_turn(now_ns),
             _ => self.say_lane(),
         }
     }
 
-    fn say_lane(&mut self) {
+    pub(super) fn say_lane(&mut self) {
         if let Some(lane) = self.lane {
             self.send(Body::Commit { lane });
         }

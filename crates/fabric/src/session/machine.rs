@@ -3,8 +3,9 @@
 use super::act::{Action, Change, Input};
 use super::hand_over::HandOver;
 use super::keys::Keys;
-use super::message::{Accept, Begin, Body, Drained, LaneId, Purpose};
+use super::message::{Abilities, Accept, Begin, Body, Drained, LaneId, Purpose};
 use super::patience::{Backoff, Patience};
+use super::turn::Turning;
 use crate::directory::{ConnectionState, FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::path::Path;
@@ -32,6 +33,8 @@ pub struct Setup {
     pub path: Option<Path>,
     /// Timeouts and back-off.
     pub patience: Patience,
+    /// What this side's QPs can do.
+    pub abilities: Abilities,
     /// Seed of the back-off.
     pub seed: u64,
 }
@@ -84,6 +87,8 @@ pub(super) enum Phase {
     Up,
     /// A move: both lanes are there.
     HandingOver(HandOver),
+    /// QPs take new address vectors.
+    Turning(Box<Turning>),
     /// Has said Close.
     Closing {
         /// Why.
@@ -120,6 +125,13 @@ pub struct Session {
     pub(super) hurt: Option<(LaneId, String)>,
     /// The last lane whose hand-over has ended here.
     pub(super) retired_lane: Option<LaneId>,
+    pub(super) peer_abilities: Abilities,
+    /// Leader: the last redirection begun. Follower: the last that was taken up.
+    pub(super) redirections: u64,
+    /// Follower: the last redirection that was carried out here.
+    pub(super) turned: u64,
+    /// Follower: what the leader began while this side changed its own vector.
+    pub(super) deferred: Option<Body>,
     pub(super) keys: Keys,
     pub(super) generation: u64,
     pub(super) trouble: String,
@@ -148,6 +160,10 @@ impl Session {
             asked_move: None,
             hurt: None,
             retired_lane: None,
+            peer_abilities: Abilities::default(),
+            redirections: 0,
+            turned: 0,
+            deferred: None,
             keys: Keys::default(),
             generation: 0,
             trouble: "the peer has not answered".into(),
@@ -181,6 +197,9 @@ impl Session {
                 Role::Leader => self.lead_ready(lane, now_ns),
                 Role::Follower => self.follow_ready(lane),
             },
+            Input::Quiet { lane } => self.handle_quiet(lane, now_ns),
+            Input::Vectored { lane } => self.handle_vectored(lane, now_ns),
+            Input::NotVectored { lane, reason } => self.handle_not_vectored(lane, reason, now_ns),
             Input::Failed { lane, reason } => match self.setup.role {
                 Role::Leader => self.lead_failed(lane, reason, now_ns),
                 Role::Follower => self.follow_failed(lane, reason, now_ns),
@@ -219,6 +238,7 @@ impl Session {
             && let Some((change, _)) = self.asked_move.take()
         {
             self.roll_back(change.token, "the leading side did not answer in time".into());
+            self.next_order(now_ns);
         }
         if due(self.give_up_at) && !matches!(self.phase, Phase::Closed | Phase::Closing { .. }) {
             let what = if self.lane.is_none() { "connect" } else { "rebuild the connection" };
@@ -259,6 +279,11 @@ impl Session {
         self.phase == Phase::Closed
     }
 
+    /// Whether data flows and nothing is being changed.
+    pub fn is_up(&self) -> bool {
+        self.phase == Phase::Up
+    }
+
     /// Counts every report of a new state.
     pub fn generation(&self) -> u64 {
         self.generation
@@ -274,13 +299,21 @@ impl Session {
         match body {
             Body::Begin(begin) if !leader => self.follow_begin(begin, now_ns),
             Body::Commit { lane } if !leader => self.follow_commit(lane, now_ns),
-            Body::Abort { lane, reason } if !leader => self.follow_abort(lane, reason),
-            Body::MoveRefused { token, reason } if !leader => self.follow_move_refused(token, reason),
+            Body::Abort { lane, reason } if !leader => self.follow_abort(lane, reason, now_ns),
+            Body::MoveRefused { token, reason, highest } if !leader => {
+                self.highest = self.highest.max(highest);
+                self.follow_move_refused(token, reason, now_ns);
+            }
+            Body::Redirect(redirect) if !leader => self.follow_redirect(redirect, now_ns),
+            Body::Turn { number } if !leader => self.follow_turn(number, now_ns),
+            Body::RedirectAborted { number, .. } if !leader => self.follow_redirect_aborted(number, now_ns),
+            Body::Quiet { number, gid } if leader => self.lead_quiet(number, gid, now_ns),
+            Body::Turned { number } if leader => self.lead_turned(number, now_ns),
+            Body::RedirectRefused { number, reason } if leader => self.lead_redirect_refused(number, reason, now_ns),
             Body::Accept(accept) if leader => self.lead_accept(accept, now_ns),
             Body::Refuse { lane, reason, for_good } if leader => self.lead_refuse(lane, reason, for_good, now_ns),
             Body::Broken { lane, reason } if leader => {
-                let live = self.newest_lane().is_some_and(|newest| lane <= newest) && self.is_live(lane);
-                if live {
+                if self.is_live(lane) || self.is_attempt(lane) {
                     self.handle_broken(lane, format!("the peer says: {reason}"), now_ns);
                 }
             }
@@ -323,6 +356,8 @@ impl Session {
 
     fn handle_channel_down(&mut self, reason: String, now_ns: u64) {
         self.channel = false;
+        // It is said again on the next one.
+        self.deferred = None;
         if let Phase::Closing { reason } = &self.phase {
             let error = FabricError::new(crate::Fault::Closed, format!("closed: {reason}"));
             self.end(error);
@@ -363,6 +398,7 @@ impl Session {
                 let lane = over.lane;
                 self.handle_broken(lane, "the hand-over to the new path did not end in time".into(), now_ns);
             }
+            Phase::Turning(_) => self.turn_timeout(now_ns),
             _ => match self.setup.role {
                 Role::Leader => self.lead_timeout(now_ns),
                 Role::Follower => self.follow_timeout(now_ns),
@@ -421,7 +457,8 @@ impl Session {
     /// A move did not come about: says so to who wanted it.
     pub(super) fn refuse_move(&mut self, token: FencingToken, asked_by_peer: bool, reason: String) {
         if asked_by_peer {
-            self.send(Body::MoveRefused { token, reason });
+            let highest = self.highest;
+            self.send(Body::MoveRefused { token, reason, highest });
         } else {
             self.roll_back(token, reason);
         }
@@ -435,8 +472,14 @@ impl Session {
         self.push(Action::Answer { token, result });
     }
 
-    /// Data flows: the change has ended.
+    /// Data flows: the change has ended, and the next may begin.
     pub(super) fn up(&mut self, now_ns: u64) {
+        self.rest();
+        self.proceed(now_ns);
+    }
+
+    /// Data flows: the change has ended.
+    pub(super) fn rest(&mut self) {
         self.phase = Phase::Up;
         self.step_at = None;
         self.give_up_at = None;
@@ -444,7 +487,20 @@ impl Session {
         self.hurt = None;
         self.backoff.reset();
         self.report(ConnectionState::Up);
-        if let Some((change, asked_by_peer)) = self.waiting.pop_front() {
+    }
+
+    /// Takes up what waited for a change to end.
+    pub(super) fn proceed(&mut self, now_ns: u64) {
+        if let Some(body) = self.deferred.take() {
+            self.handle_message(body, now_ns);
+        }
+        self.next_order(now_ns);
+    }
+
+    /// Takes up orders that wait, as long as each ends at once.
+    pub(super) fn next_order(&mut self, now_ns: u64) {
+        while self.phase == Phase::Up && self.asked_move.is_none() {
+            let Some((change, asked_by_peer)) = self.waiting.pop_front() else { return };
             match self.setup.role {
                 Role::Leader => self.lead_move(change, asked_by_peer, now_ns),
                 Role::Follower => self.follow_ask_move(change, now_ns),
@@ -479,6 +535,7 @@ impl Session {
                 attempt.change.as_ref().map(|change| (change.token, attempt.asked_by_peer))
             }
             Phase::HandingOver(over) => over.token.map(|token| (token, over.asked_by_peer)),
+            Phase::Turning(turning) => turning.order(),
             _ => None,
         }
     }
@@ -526,6 +583,11 @@ impl Session {
         }
     }
 
+    /// Whether a lane is being made.
+    fn is_attempt(&self, of: LaneId) -> bool {
+        matches!(&self.phase, Phase::Asking(attempt, _) | Phase::Readying(attempt, _) if attempt.lane == of)
+    }
+
     /// Whether a lane still carries something: the one in use, and in a hand-over the one before.
     pub(super) fn is_live(&self, lane: LaneId) -> bool {
         match &self.phase {
@@ -547,6 +609,12 @@ fn name(body: &Body) -> &'static str {
         Body::MoveRefused { .. } => "move-refused",
         Body::Switched { .. } => "switched",
         Body::Retired { .. } => "retired",
+        Body::Redirect(_) => "redirect",
+        Body::Quiet { .. } => "quiet",
+        Body::RedirectRefused { .. } => "redirect-refused",
+        Body::Turn { .. } => "turn",
+        Body::Turned { .. } => "turned",
+        Body::RedirectAborted { .. } => "redirect-aborted",
         Body::Memory { .. } => "memory",
         Body::MemoryTaken { .. } => "memory-taken",
         Body::Close { .. } => "close",

@@ -72,8 +72,8 @@ pub enum Body {
     AskMove {
         /// The follower's path, seen from the follower.
         path: crate::path::Path,
-        /// How.
-        strategy: Strategy,
+        /// How; `None`: the best that both sides have.
+        strategy: Option<Strategy>,
         /// Authority.
         token: FencingToken,
         /// Why, for people.
@@ -83,6 +83,42 @@ pub enum Body {
     MoveRefused {
         /// Authority that asked.
         token: FencingToken,
+        /// Why, for people.
+        reason: String,
+        /// Highest authority that the leader has seen.
+        #[serde(default)]
+        highest: FencingToken,
+    },
+    /// Leader: let the QPs of the lane in use take new address vectors. Drain your send queue; nothing is changed yet.
+    Redirect(Redirect),
+    /// Follower: my send queue is drained, and I begin nothing.
+    Quiet {
+        /// Which redirection.
+        number: u64,
+        /// The follower's GID from then on.
+        gid: std::net::Ipv6Addr,
+    },
+    /// Follower: I cannot, or will not; I go on as before.
+    RedirectRefused {
+        /// Which redirection.
+        number: u64,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Leader: mine is drained, too, and has its new vector: take yours, and go on.
+    Turn {
+        /// Which redirection.
+        number: u64,
+    },
+    /// Follower: I have, and go on. So may the leader.
+    Turned {
+        /// Which redirection.
+        number: u64,
+    },
+    /// Leader, before it has said [`Body::Turn`]: nothing comes of it, go on as before.
+    RedirectAborted {
+        /// Which redirection.
+        number: u64,
         /// Why, for people.
         reason: String,
     },
@@ -136,10 +172,33 @@ pub enum Strategy {
     /// A second QP is made ready on the new path, the old one is drained, then it takes over. Works everywhere.
     #[default]
     MakeBeforeBreak,
-    /// The same QP migrates to an alternate path that was loaded (APM, clause 17.2.8).
+    /// The same QP migrates to an alternate path that was loaded (APM, clause 17.2.8). No side offers it; `docs/decisions/connections.md` says why.
     AlternatePath,
-    /// The same QP is drained (SQD), gets a new address vector, and goes on.
+    /// The same QP is drained (SQD), gets a new address vector, and goes on. Where only the source port or the DSCP changes, one side does it alone.
     DrainedVector,
+}
+
+/// What a side can do beside making a second QP. A side that does not say can do nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Abilities {
+    /// Its QPs take a new address vector in SQD: [`Strategy::DrainedVector`].
+    pub drained_vector: bool,
+}
+
+/// The QPs of the lane in use are to take new address vectors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Redirect {
+    /// Counts up.
+    pub number: u64,
+    /// The lane in use.
+    pub lane: LaneId,
+    /// The leader's GID from then on.
+    pub gid: std::net::Ipv6Addr,
+    /// The path from the follower's side, if it changes, too.
+    pub peer_path: Option<crate::path::Path>,
+    /// Highest authority that the leader has seen.
+    pub token: FencingToken,
 }
 
 /// A lane begins.
@@ -163,6 +222,9 @@ pub struct Begin {
     pub peer_path: Option<crate::path::Path>,
     /// Highest authority that the leader has seen.
     pub token: FencingToken,
+    /// What the leader can do.
+    #[serde(default)]
+    pub abilities: Abilities,
 }
 
 /// A lane is accepted.
@@ -174,6 +236,9 @@ pub struct Accept {
     pub qp: QpOffer,
     /// In a rebuild: what the follower had received.
     pub drained: Option<Drained>,
+    /// What the follower can do.
+    #[serde(default)]
+    pub abilities: Abilities,
 }
 
 /// What one side tells of its QP.

@@ -3,7 +3,7 @@
 //!
 //! One side leads: the one that connected. It alone numbers lanes and decides, so two sides that begin at the same time never have to be told apart: the
 //! other asks. Every change is the same three messages: *Begin* (my QP is made), *Accept* (mine is in RTS), *Commit* (so is mine: post). Nobody posts on a
-//! lane before both have said that they are ready. What was said last is said again when a channel comes back, and hearing it twice changes nothing.
+//! lane before both have said that they are ready. A change that keeps the QPs (`turn`) has words of its own. What was said last is said again when a channel comes back, and hearing it twice changes nothing.
 
 mod act;
 mod follow;
@@ -13,11 +13,13 @@ mod lead;
 mod machine;
 mod message;
 mod patience;
+mod turn;
 
 pub use act::{Action, Change, Input};
 pub use machine::{Role, Session, Setup};
 pub use message::{
-    Accept, Begin, Body, Drained, LaneId, MAX_OFFERS, MemoryOffer, Message, Purpose, QpOffer, Strategy, VERSION,
+    Abilities, Accept, Begin, Body, Drained, LaneId, MAX_OFFERS, MemoryOffer, Message, Purpose, QpOffer, Redirect,
+    Strategy, VERSION,
 };
 pub use patience::{Backoff, Patience};
 

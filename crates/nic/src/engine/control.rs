@@ -284,6 +284,10 @@ impl Nic {
         Ok(QpAttr { cap: entry.side.shared.cap, ..entry.transport.query() })
     }
 
+    pub(crate) fn losses(&self, qp: u16) -> Option<u64> {
+        Some(self.qps.get(usize::from(qp))?.transport.losses())
+    }
+
     pub(crate) fn modify_qp(
         &mut self,
         qp: u16,

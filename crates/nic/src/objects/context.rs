@@ -168,6 +168,11 @@ impl Context for NicContext {
         true
     }
 
+    /// The QP goes to the vector's port, if its path MTU fits there.
+    fn takes_vector_in_sqd(&self) -> bool {
+        true
+    }
+
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
         self.core().home().check("device")?;
         self.core().check_verb(Verb::AllocPd)?;

@@ -301,6 +301,10 @@ impl QueuePair for QpObject {
         Ok((attr, QpInitInfo { qp_type: *qp_type, cap: *cap, sq_sig_all: *sq_sig_all }))
     }
 
+    fn losses(&self) -> Option<u64> {
+        self.hold().ok()?.engine.nic().losses(self.shared.index())
+    }
+
     #[inline]
     fn post_send(&self, chain: &[SendWr<'_>]) -> Result<(), PostError> {
         self.alive()?;

@@ -4,4 +4,6 @@ mod basics;
 mod faults;
 mod identity;
 mod keys;
+mod load;
+mod ports;
 mod rails;

@@ -213,6 +213,7 @@ impl Requester {
         if !self.retry.take_timeout(ctx, now) {
             return Ok(());
         }
+        self.losses += 1;
         host.count(Counter::AckTimeouts, 1);
         self.controller.signal(now, Signal::Timeout);
         self.recovering = false;

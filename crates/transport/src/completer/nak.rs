@@ -21,6 +21,7 @@ impl Requester {
         code: NakCode,
     ) -> Result<(), Stop> {
         if code == NakCode::PsnSequenceError {
+            self.losses += 1;
             host.count(Counter::ReceivedSequenceNaks, 1);
             self.controller.signal(host.now(), Signal::Nak);
         }
@@ -67,6 +68,7 @@ impl Requester {
             host.drop_packet(DropReason::StaleResponse);
             return Ok(());
         }
+        self.losses += 1;
         host.count(Counter::ImpliedNaks, 1);
         self.controller.signal(host.now(), Signal::Nak);
         self.recovering = true;

@@ -107,6 +107,8 @@ pub struct Requester {
     /// A packet that asked for an ACK, not sent before, and when it left.
     pub(crate) rtt_probe: Option<(Psn, Time)>,
     pub(crate) controller: Congestion,
+    /// How often a loss was found, by a sequence NAK, by a response that came too early, or by the timer.
+    pub(crate) losses: u64,
     ack_request: AckRequest,
     pacer: Pacer,
 }
@@ -138,6 +140,7 @@ impl Requester {
             read: ReadProgress::default(),
             retry: Retry::default(),
             rtt_probe: None,
+            losses: 0,
             controller,
             ack_request: AckRequest::default(),
             pacer: Pacer::default(),

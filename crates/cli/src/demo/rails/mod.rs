@@ -1,11 +1,12 @@
 //! `sfab demo --rails 2`: two devices of two ports each in this process, many connections, one port hot. The balancing rule decides which connections leave
-//! it, the connections move while their data flows, and a checker looks at every message.
+//! it, the connections move while their data flows, and a checker looks at every message. In the end a port goes down and returns.
 //!
 //! The ports stand on the loopback. A software port has no line rate, so each is taken to carry half of what the machine moves without a pace.
 
 mod ledger;
 mod load;
 mod meter;
+mod port_failure;
 mod report;
 
 use crate::demo::Options;
@@ -21,7 +22,7 @@ use scalefabric_fabric::directory::{FencingToken, OrderResult};
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Target};
 use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::pool::{Pool, PoolConfig};
-use scalefabric_fabric::session::{Change, Strategy};
+use scalefabric_fabric::session::Change;
 use scalefabric_verbs::{Context, Gid, Provider};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,6 +48,9 @@ const HOT: f64 = 0.9;
 
 /// Of so many connections one begins on the cool port.
 const ONE_COOL_OF: usize = 8;
+
+/// How long a port must have been up again before its connections come home.
+const RETURN_AFTER: Duration = Duration::from_millis(300);
 
 /// How long anything may take that should take no time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -98,6 +102,7 @@ impl Stage {
             depth: DEPTH as u32,
             receives: 4 * DEPTH as u32,
             receive_bytes: MESSAGE_BYTES as u32,
+            return_after: RETURN_AFTER,
             ..Config::default()
         };
         let build = |name: &str| {
@@ -143,13 +148,8 @@ impl Stage {
                 flow_label: 0,
                 dscp: 0,
             };
-            let change = Change {
-                path: path(0),
-                peer_path: Some(path(1)),
-                strategy: Strategy::MakeBeforeBreak,
-                token,
-                reason: reason.to_owned(),
-            };
+            let change =
+                Change { path: path(0), peer_path: Some(path(1)), strategy: None, token, reason: reason.to_owned() };
             moving.push(self.ends[number].0.begin_move(change).during(|| "order a move")?);
         }
         let mut moved = Moved { ordered: orders.len(), ..Moved::default() };
@@ -222,7 +222,6 @@ impl Stage {
             history = std::mem::take(&mut plan.history);
         }
         report.gap_after = load.take_longest_gap();
-        report.findings = load.end()?;
         let shown = utilisation.len().saturating_sub(ROUNDS_SHOWN);
         report.after = report::side(&utilisation[shown..], self.on_rails());
         report.outcome = match outcome {
@@ -232,6 +231,8 @@ impl Stage {
             outcome => outcome,
         };
         report.set_statistics(self.ends.iter().map(|(near, _)| near.statistics()));
+        report.failure = self.fail_port(&load)?;
+        report.findings = load.end()?;
         Ok(report)
     }
 

@@ -2,6 +2,7 @@
 
 use super::ledger::Findings;
 use super::meter::RAILS;
+use super::port_failure::PortFailure;
 use crate::table::{Align, Table};
 use crate::terminal::{self, say};
 use crate::units;
@@ -69,6 +70,8 @@ pub struct RailReport {
     pub gap_before: Duration,
     /// The same, from the first move to the end.
     pub gap_after: Duration,
+    /// What became of a port's connections when it failed.
+    pub failure: PortFailure,
     /// What the checker found.
     pub findings: Findings,
     /// How it ended.
@@ -90,6 +93,7 @@ impl RailReport {
             doubts: 0,
             gap_before: Duration::ZERO,
             gap_after: Duration::ZERO,
+            failure: PortFailure::default(),
             findings: Findings::default(),
             outcome: Outcome::NeverHot,
             rebuilds: 0,
@@ -178,8 +182,16 @@ impl RailReport {
             units::micros(self.gap_after)
         );
         if self.rebuilds > 0 {
-            say!("{} QPs failed and were made anew.", self.rebuilds);
+            say!("{} QPs failed while they moved and were made anew.", self.rebuilds);
         }
+        let failure = self.failure;
+        say!(
+            "A port of {} connections went down: longest time between two messages {}; it came up, and {} later all were home, {} between two messages.",
+            failure.connections,
+            units::micros(failure.silence),
+            units::micros(failure.home_after),
+            units::micros(failure.silence_home),
+        );
         let found = self.findings;
         say!(
             "{}: {}; {} messages checked: {} lost, {} duplicated, {} reordered, {} damaged, {} failed.",
@@ -241,6 +253,12 @@ impl RailReport {
             "longest_gap_before_us": self.gap_before.as_micros() as u64,
             "longest_gap_after_us": self.gap_after.as_micros() as u64,
             "rebuilds": self.rebuilds,
+            "port_failure": {
+                "connections": self.failure.connections,
+                "longest_gap_us": self.failure.silence.as_micros() as u64,
+                "home_after_us": self.failure.home_after.as_micros() as u64,
+                "longest_gap_home_us": self.failure.silence_home.as_micros() as u64,
+            },
             "checker": self.findings,
         })
     }

@@ -1,5 +1,6 @@
 //! QPs that execute what is posted when the test says so: reliable and in order, as clause 9.7 wants, with any distance between what was executed and what was
-//! acknowledged. They hold no bytes; messages are told apart by their immediate data, one-sided operations by their address.
+//! acknowledged. They hold no bytes; messages are told apart by their immediate data, one-sided operations by their address. They hear only who comes from
+//! where they send to, and in SQD they finish what was begun and begin nothing.
 
 use scalefabric_verbs::*;
 use std::any::Any;
@@ -130,6 +131,10 @@ struct Out {
 struct Inside {
     state: QpState,
     peer: u32,
+    sgid: Gid,
+    dgid: Gid,
+    /// In SQD: so many of `out` were begun.
+    begun: Option<usize>,
     /// Posted and not acknowledged; the first `executed` of them were executed at the peer.
     out: VecDeque<Out>,
     executed: usize,
@@ -146,19 +151,83 @@ pub struct FakeQp {
 }
 
 impl FakeQp {
-    pub fn new(qp_num: u32, send_cq: &Arc<FakeCq>, recv_cq: &Arc<FakeCq>, srq: &Arc<FakeSrq>) -> Arc<Self> {
-        let inside = Inside { state: QpState::Init, peer: 0, out: VecDeque::new(), executed: 0, rq_psn: 0 };
+    pub fn new(qp_num: u32, sgid: Gid, send_cq: &Arc<FakeCq>, recv_cq: &Arc<FakeCq>, srq: &Arc<FakeSrq>) -> Arc<Self> {
+        let inside = Inside {
+            state: QpState::Init,
+            peer: 0,
+            sgid,
+            dgid: Gid::ZERO,
+            begun: None,
+            out: VecDeque::new(),
+            executed: 0,
+            rq_psn: 0,
+        };
         let (send_cq, recv_cq, srq) = (send_cq.clone(), recv_cq.clone(), srq.clone());
         Arc::new(Self { qp_num, send_cq, recv_cq, srq, inside: Mutex::new(inside) })
     }
 
-    pub fn ready(&self, peer: u32, rq_psn: u32) {
+    pub fn ready(&self, peer: u32, dgid: Gid, rq_psn: u32) {
         let mut inside = self.inside.lock().unwrap();
-        (inside.state, inside.peer, inside.rq_psn) = (QpState::Rts, peer, rq_psn);
+        (inside.state, inside.peer, inside.dgid, inside.rq_psn) = (QpState::Rts, peer, dgid, rq_psn);
+    }
+
+    /// To SQD. Of what waits so many more than were executed were begun.
+    pub fn drain(&self, more: usize) {
+        let mut inside = self.inside.lock().unwrap();
+        if inside.state == QpState::Rts {
+            inside.state = QpState::Sqd;
+            inside.begun = Some((inside.executed + more).min(inside.out.len()));
+        }
+    }
+
+    /// In SQD, and nothing that was begun is left.
+    pub fn is_drained(&self) -> bool {
+        self.inside.lock().unwrap().begun == Some(0)
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.inside.lock().unwrap().begun.is_some_and(|left| left > 0)
+    }
+
+    /// A new vector, which only a drained QP takes.
+    pub fn turn(&self, sgid: Gid, dgid: Gid) -> bool {
+        let drained = self.is_drained();
+        let mut inside = self.inside.lock().unwrap();
+        if drained {
+            (inside.sgid, inside.dgid) = (sgid, dgid);
+        }
+        drained
+    }
+
+    /// Back to RTS.
+    pub fn resume(&self) {
+        assert!(!self.is_draining(), "a QP that drains does not go back");
+        let mut inside = self.inside.lock().unwrap();
+        if inside.state == QpState::Sqd {
+            (inside.state, inside.begun) = (QpState::Rts, None);
+        }
     }
 
     pub fn is_up(&self) -> bool {
-        self.inside.lock().unwrap().state == QpState::Rts
+        matches!(self.inside.lock().unwrap().state, QpState::Rts | QpState::Sqd)
+    }
+
+    /// Something is on its way: only such a QP ever notices that nobody answers.
+    pub fn is_busy(&self) -> bool {
+        let inside = self.inside.lock().unwrap();
+        inside.begun.unwrap_or(inside.out.len()) > 0
+    }
+
+    pub fn sgid(&self) -> Gid {
+        self.inside.lock().unwrap().sgid
+    }
+
+    /// Whether the two hear one another.
+    pub fn hears(&self, peer: &FakeQp) -> bool {
+        let (here, there) = (self.inside.lock().unwrap(), peer.inside.lock().unwrap());
+        let up = |state| matches!(state, QpState::Rts | QpState::Sqd);
+        let known = here.sgid == there.dgid && here.dgid == there.sgid;
+        known && up(here.state) && up(there.state) && here.peer == peer.qp_num && there.peer == self.qp_num
     }
 
     pub fn rq_psn(&self) -> u32 {
@@ -171,9 +240,12 @@ impl FakeQp {
 
     /// Executes the next operation at the peer's QP; what it did.
     pub fn execute(&self, peer: &FakeQp) -> Option<Effect> {
+        if !self.hears(peer) {
+            return None;
+        }
         let mut inside = self.inside.lock().unwrap();
         let mut there = peer.inside.lock().unwrap();
-        if inside.state != QpState::Rts || there.state != QpState::Rts || there.peer != self.qp_num {
+        if inside.begun.is_some_and(|begun| inside.executed >= begun) {
             return None;
         }
         let next = inside.out.get(inside.executed)?;
@@ -197,10 +269,11 @@ impl FakeQp {
     /// An acknowledgement of everything that was executed comes back.
     pub fn acknowledge(&self) {
         let mut inside = self.inside.lock().unwrap();
-        if inside.state != QpState::Rts {
+        if !matches!(inside.state, QpState::Rts | QpState::Sqd) {
             return;
         }
         let executed = std::mem::take(&mut inside.executed);
+        inside.begun = inside.begun.map(|begun| begun - executed);
         for out in inside.out.drain(..executed) {
             if out.signalled {
                 self.complete(out.wr_id, WcStatus::Success);
@@ -211,7 +284,7 @@ impl FakeQp {
     /// It fails: the oldest operation says how, the others are flushed.
     pub fn fail(&self, status: WcStatus) {
         let mut inside = self.inside.lock().unwrap();
-        inside.state = QpState::Err;
+        (inside.state, inside.begun) = (QpState::Err, None);
         let mut status = status;
         for out in inside.out.drain(..) {
             self.complete(out.wr_id, status);
@@ -244,7 +317,7 @@ impl QueuePair for FakeQp {
         for (index, wr) in chain.iter().enumerate() {
             let mut inside = self.inside.lock().unwrap();
             match inside.state {
-                QpState::Rts => {}
+                QpState::Rts | QpState::Sqd => {}
                 QpState::Err => {
                     drop(inside);
                     self.complete(wr.wr_id, WcStatus::WrFlushErr);

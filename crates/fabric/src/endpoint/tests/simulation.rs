@@ -16,7 +16,8 @@ fn storm(world: &mut World) {
         1 => world.break_channel(),
         2 | 3 => world.order_move(s),
         4 => world.jump(),
-        5..=14 => world.post(s),
+        5 => world.change_port(),
+        6..=15 => world.post(s),
         _ => world.step(),
     }
 }
@@ -25,6 +26,9 @@ fn storm(world: &mut World) {
 fn check(world: &World) -> Result<(), String> {
     for s in 0..2 {
         let (side, peer) = (&world.sides[s], &world.sides[1 - s]);
+        if let Some(wrong) = &side.wrong {
+            return Err(format!("side {s}: {wrong}"));
+        }
         let told: Vec<u64> = side.ended.iter().map(|(number, _)| *number).collect();
         let expected: Vec<u64> = (0..told.len() as u64).collect();
         if told != expected {
@@ -71,6 +75,7 @@ fn run(seed: u64, prepare: impl Fn(&mut World)) -> Result<World, String> {
         storm(&mut world);
         check(&world).map_err(repeat)?;
     }
+    world.heal();
     for _ in 0..CALM {
         if world.is_quiet() {
             break;
@@ -86,7 +91,9 @@ fn run(seed: u64, prepare: impl Fn(&mut World)) -> Result<World, String> {
         return Err(repeat(format!("closed without a reason that lasts: {error}")));
     }
     if !world.is_quiet() {
-        let open = world.sides.each_ref().map(|side| (side.sorts.len(), side.ended.len(), side.sender.stages()));
+        let open = world.sides.each_ref().map(|side| {
+            (side.sorts.len(), side.ended.len(), side.sender.stages(), &side.asked, &side.home, &side.path)
+        });
         return Err(repeat(format!("did not come to rest: {open:?}")));
     }
     Ok(world)
@@ -102,11 +109,12 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn nothing_is_lost_repeated_or_reordered_whatever_breaks_when() {
-    let (mut moves, mut rebuilds, mut operations) = (0, 0, 0);
+    let (mut moves, mut turns, mut rebuilds, mut operations) = (0, 0, 0, 0);
     for seed in seeds(1000) {
         match run(seed, |_| {}) {
             Ok(world) => {
                 moves += world.moves;
+                turns += world.turns;
                 rebuilds += world.rebuilds;
                 operations += world.sides.iter().map(|side| side.ended.len() as u64).sum::<u64>();
             }
@@ -114,10 +122,10 @@ fn nothing_is_lost_repeated_or_reordered_whatever_breaks_when() {
         }
     }
     // The storm must have been one; a single seed that is repeated need not be.
-    let was_one = moves > 700 && rebuilds > 4000 && operations > 40_000;
+    let was_one = moves - turns > 700 && turns > 700 && rebuilds > 10_000 && operations > 35_000;
     assert!(
         was_one || std::env::var("FABRIC_SEED").is_ok(),
-        "{moves} moves, {rebuilds} rebuilds, {operations} operations"
+        "{moves} moves, of which {turns} kept the QP, {rebuilds} rebuilds, {operations} operations"
     );
 }
 
@@ -128,7 +136,7 @@ fn a_canary_that_forgets_a_message_is_caught() {
 
 #[test]
 fn a_process_that_dies_at_any_step_leaves_its_peer_with_the_truth() {
-    for seed in 0..40u64 {
+    for seed in seeds(40) {
         for step in 0..100 {
             let mut world = World::new(seed);
             let dead = (seed % 2) as usize;
@@ -136,25 +144,47 @@ fn a_process_that_dies_at_any_step_leaves_its_peer_with_the_truth() {
                 storm(&mut world);
             }
             world.kill(dead);
+            world.heal();
             for _ in 0..CALM {
-                world.lonely_qps_fail();
                 world.step();
                 if world.sides[1 - dead].closed.is_some() {
                     break;
                 }
             }
-            // Who has nothing to send notices nothing by himself; what he posted must have ended truly if he noticed.
+            // Who has nothing to send looks whether anybody is there as long as there is no channel, and gives up when his patience ends.
             let survivor = &world.sides[1 - dead];
-            if survivor.closed.is_some() {
-                assert_eq!(survivor.ended.len(), survivor.sorts.len(), "seed {seed}, step {step}: ends are missing");
-            } else if dead == 1 {
-                let (ended, posted) = (survivor.ended.len(), survivor.sorts.len());
-                assert_eq!(
-                    ended, posted,
-                    "seed {seed}, step {step}: a leader that nobody answers must give up what it posted"
-                );
-            }
+            assert!(survivor.closed.is_some(), "seed {seed}, step {step}: waits for a dead peer for ever");
+            assert_eq!(survivor.ended.len(), survivor.sorts.len(), "seed {seed}, step {step}: ends are missing");
             check(&world).unwrap_or_else(|why| panic!("seed {seed}, step {step}: {why}"));
         }
     }
+}
+
+/// Nothing fails: then no move breaks anything, and nothing that is sent meets a QP that does not hear it.
+#[test]
+fn ten_thousand_moves_in_every_way_break_nothing() {
+    let (mut done, mut turns) = (0, 0);
+    for seed in seeds(500) {
+        let mut world = World::new(seed);
+        (world.calm, world.steady) = (true, true);
+        for step in 0..8000 {
+            let s = world.dice.below(2) as usize;
+            match world.dice.below(30) {
+                0 => world.order_move(s),
+                1..=5 => world.post(s),
+                _ => world.step(),
+            }
+            assert_eq!(world.deaf(), 0, "seed {seed}: a QP sends to an address that its peer has left");
+            if step % 100 == 99
+                && let Err(why) = check(&world)
+            {
+                panic!("seed {seed}: {why}");
+            }
+        }
+        assert_eq!(world.rebuilds, 0, "seed {seed}: a move broke a QP");
+        done += world.done;
+        turns += world.turns;
+    }
+    let enough = done > 10_000 && turns > 10_000;
+    assert!(enough || std::env::var("FABRIC_SEED").is_ok(), "{done} moves; {turns} new vectors");
 }

@@ -1,19 +1,23 @@
-//! Two sides of a connection in one thread and virtual time: shipped sessions, logs and receive halves; simulated QPs, channel and clock. One step at a time, in
-//! an order that a seed decides.
+//! Two sides of a connection in one thread and virtual time: shipped sessions, logs, receive halves and ways home; simulated QPs, ports, channel and clock. One
+//! step at a time, in an order that a seed decides. Which path a side takes, and how it hears of ports, is in `ports`.
 
 use super::super::log::{Bounds, Stage};
 use super::super::operation::{Operation, Remote};
 use super::super::receive::{ReceivePool, Receiver};
 use super::super::resolve::resolve;
 use super::super::send::{MARKER, Outlet, Sender};
+use super::super::trigger::Home;
 use super::super::{Completion, Piece};
 use super::fake::{Effect, FakeCq, FakeQp, FakeRegion, FakeSrq};
+use super::ports::{Heard, Ports};
 use crate::buffer::{Local, RemoteRange};
-use crate::directory::FencingToken;
+use crate::directory::{FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::operation::Outcome;
 use crate::path::Path;
-use crate::session::{Action, Body, Change, Drained, Input, LaneId, Patience, QpOffer, Role, Session, Setup, Strategy};
+use crate::session::{
+    Abilities, Action, Body, Change, Drained, Input, LaneId, Patience, QpOffer, Role, Session, Setup, Strategy,
+};
 use scalefabric_verbs::{Gid, QueuePair, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -66,10 +70,16 @@ pub struct Side {
     send_cq: Arc<FakeCq>,
     recv_cq: Arc<FakeCq>,
     srq: Arc<FakeSrq>,
-    lanes: BTreeMap<LaneId, Arc<FakeQp>>,
+    pub lanes: BTreeMap<LaneId, (Path, Arc<FakeQp>)>,
     hand_over: Option<LaneId>,
-    inputs: VecDeque<Input>,
+    /// The QP that drains, and whether it goes on as soon as it has.
+    draining: Option<(LaneId, bool)>,
+    pub inputs: VecDeque<Input>,
     broken_told: bool,
+    pub path: Option<Path>,
+    pub home: Home,
+    /// What the device tells, on its way.
+    pub heard: VecDeque<Heard>,
     /// What was posted, by number.
     pub sorts: Vec<Sort>,
     /// How it ended, in the order in which it was told.
@@ -79,11 +89,15 @@ pub struct Side {
     /// How often each of this side's operations was executed at the peer.
     pub executed: HashMap<u64, u32>,
     pub closed: Option<FabricError>,
-    pub answers: u64,
+    /// Orders without an answer; `None`: the way home.
+    pub asked: VecDeque<(FencingToken, Option<Path>)>,
+    /// Answers that were wrong.
+    pub wrong: Option<String>,
 }
 
 pub struct World {
     pub sides: [Side; 2],
+    pub ports: Ports,
     qps: BTreeMap<u32, (usize, Arc<FakeQp>)>,
     /// Messages on their way to each side; `None`: there is no channel.
     channel: Option<[VecDeque<Body>; 2]>,
@@ -93,17 +107,35 @@ pub struct World {
     pub vouches: bool,
     /// A canary: operations are resolved as if the peer had received less than it says.
     pub forgets: bool,
+    /// Nothing fails any more.
+    pub calm: bool,
+    /// Time goes by in small steps only, so that nobody's patience ends.
+    pub steady: bool,
     pub moves: u64,
+    /// Those that kept the QP.
+    pub turns: u64,
+    /// Orders that were answered as done.
+    pub done: u64,
     pub rebuilds: u64,
     trace: bool,
 }
 
-const MS: u64 = 1_000_000;
+pub const MS: u64 = 1_000_000;
 
 impl World {
     pub fn new(seed: u64) -> Self {
         let patience = Patience { give_up_ns: 60_000 * MS, connect_ns: 60_000 * MS, ..Patience::default() };
-        let setup = |role, seed| Setup { role, service: "s".into(), tenant: String::new(), path: None, patience, seed };
+        let mut dice = Dice::new(seed);
+        let can = [dice.below(4) > 0, dice.below(4) > 0];
+        let setup = |role: Role, seed| Setup {
+            role,
+            service: "s".into(),
+            tenant: String::new(),
+            path: None,
+            patience,
+            abilities: Abilities { drained_vector: can[usize::from(role == Role::Follower)] },
+            seed,
+        };
         let side = |role| {
             let (send_cq, recv_cq, srq) = <(Arc<FakeCq>, Arc<FakeCq>, Arc<FakeSrq>)>::default();
             let pool = ReceivePool::of(srq.clone(), Arc::new(FakeRegion), 16, 64).unwrap();
@@ -117,26 +149,36 @@ impl World {
                 srq,
                 lanes: BTreeMap::new(),
                 hand_over: None,
+                draining: None,
                 inputs: VecDeque::new(),
                 broken_told: false,
+                path: None,
+                home: Home::default(),
+                heard: VecDeque::new(),
                 sorts: Vec::new(),
                 ended: Vec::new(),
                 received: Vec::new(),
                 executed: HashMap::new(),
                 closed: None,
-                answers: 0,
+                asked: VecDeque::new(),
+                wrong: None,
             }
         };
         Self {
             sides: [side(Role::Leader), side(Role::Follower)],
+            ports: Ports::default(),
             qps: BTreeMap::new(),
             channel: None,
             now: 0,
-            dice: Dice::new(seed),
+            dice,
             next_qp: 0x100,
             vouches: seed.is_multiple_of(2),
             forgets: false,
+            calm: false,
+            steady: false,
             moves: 0,
+            turns: 0,
+            done: 0,
             rebuilds: 0,
             trace: std::env::var("FABRIC_TRACE").is_ok(),
         }
@@ -145,11 +187,13 @@ impl World {
     /// Something happens.
     pub fn step(&mut self) {
         let s = self.dice.below(2) as usize;
-        match self.dice.below(12) {
+        match self.dice.below(14) {
             0..=2 => self.hear(s),
             3..=5 => self.execute(),
             6 => self.acknowledge(),
             7..=9 => self.look(s),
+            10 => self.hear_port(s),
+            11 => self.starve(),
             _ => self.wait(),
         }
         self.act();
@@ -183,12 +227,32 @@ impl World {
         }
     }
 
-    /// An order to move.
+    /// An order to move: to another port, or by another source port, in one of the ways.
     pub fn order_move(&mut self, s: usize) {
-        let path = Path { device: "d".into(), port_num: 1, sgid: Gid::ZERO, dgid: Gid::ZERO, flow_label: 0, dscp: 0 };
-        let (strategy, token) = (Strategy::MakeBeforeBreak, FencingToken(1));
-        let change = Change { path, peer_path: None, strategy, token, reason: String::new() };
-        self.sides[s].inputs.push_back(Input::Move(change));
+        let (port_num, label) = (1 + self.dice.below(2) as u8, self.dice.below(100) as u32);
+        let mut path = Path { flow_label: label, ..super::ports::path(s, port_num) };
+        if self.dice.below(2) == 0
+            && let Some(present) = &self.sides[s].path
+        {
+            path = Path { flow_label: label, ..present.clone() };
+        }
+        let both = s == 0 && self.dice.below(3) == 0;
+        let peer_path = both.then(|| super::ports::path(1, 1 + self.dice.below(2) as u8));
+        let strategy = match self.dice.below(4) {
+            0 => Some(Strategy::MakeBeforeBreak),
+            1 => Some(Strategy::DrainedVector),
+            _ => None,
+        };
+        let token = FencingToken(1);
+        let side = &mut self.sides[s];
+        // More than the session keeps waiting are answered at once, and answers are told apart by their order only.
+        if side.session.is_none() || side.closed.is_some() || side.asked.len() > 8 {
+            return;
+        }
+        side.home.forget();
+        side.asked.push_back((token, Some(path.clone())));
+        let change = Change { path, peer_path, strategy, token, reason: String::new() };
+        side.inputs.push_back(Input::Move(change));
         self.act();
     }
 
@@ -220,13 +284,26 @@ impl World {
         self.break_channel();
     }
 
-    /// QPs whose peer is gone fail after their retries.
-    pub fn lonely_qps_fail(&mut self) {
-        for (_, qp) in self.qps.values() {
-            if qp.is_up() && !self.qps.contains_key(&qp.peer()) {
+    /// A QP whose packets reach nobody that hears it fails after its retries, if any are on their way.
+    fn starve(&mut self) {
+        for (s, qp) in self.qps.values() {
+            let reached = self.qps.get(&qp.peer()).is_some_and(|(_, peer)| {
+                qp.hears(peer) && self.ports.carries(*s, qp.sgid()) && self.ports.carries(1 - s, peer.sgid())
+            });
+            if qp.is_up() && qp.is_busy() && !reached && self.dice.below(4) == 0 {
                 qp.fail(WcStatus::RetryExcErr);
             }
         }
+    }
+
+    /// QPs that send to one another's former addresses, on ports that are up: what they send would wait for a retry.
+    pub fn deaf(&self) -> usize {
+        let deaf = |(_, qp): &&(usize, Arc<FakeQp>)| {
+            qp.is_up()
+                && qp.is_busy()
+                && self.qps.get(&qp.peer()).is_some_and(|(_, peer)| peer.is_up() && !qp.hears(peer))
+        };
+        self.qps.values().filter(deaf).count()
     }
 
     pub fn jump(&mut self) {
@@ -258,6 +335,9 @@ impl World {
         let number = numbers[self.dice.below(numbers.len() as u64) as usize];
         let (s, qp) = self.qps[&number].clone();
         let Some((_, peer)) = self.qps.get(&qp.peer()) else { return };
+        if !self.ports.carries(s, qp.sgid()) || !self.ports.carries(1 - s, peer.sgid()) {
+            return;
+        }
         let number = match qp.execute(peer) {
             Some(Effect::Message(imm)) => u64::from(imm),
             Some(Effect::Change(address)) => address - 1,
@@ -267,8 +347,8 @@ impl World {
     }
 
     fn acknowledge(&mut self) {
-        for (_, qp) in self.qps.values() {
-            if self.dice.below(2) == 0 {
+        for (s, qp) in self.qps.values() {
+            if self.dice.below(2) == 0 && self.ports.carries(*s, qp.sgid()) {
                 qp.acknowledge();
             }
         }
@@ -298,19 +378,40 @@ impl World {
             side.hand_over = None;
             side.inputs.push_back(Input::Idle { lane, sent: side.sender.executed });
         }
+        if let Some((lane, resume)) = side.draining
+            && let Some((_, qp)) = side.lanes.get(&lane)
+            && !qp.is_draining()
+        {
+            side.draining = None;
+            if resume {
+                qp.resume();
+            } else if qp.is_drained() {
+                side.inputs.push_back(Input::Quiet { lane });
+            } else {
+                side.inputs.push_back(Input::Broken { lane, reason: "failed while it was drained".into() });
+            }
+        }
         side.take();
     }
 
     fn wait(&mut self) {
         self.now += self.dice.below(MS);
-        let next = self.sides.iter().filter_map(|side| side.session.as_ref()?.deadline_ns()).min();
+        let deadline = |side: &Side| {
+            let home = side.home.deadline_ns().filter(|_| side.session.as_ref().is_some_and(Session::is_up));
+            side.session.as_ref()?.deadline_ns().into_iter().chain(home).min()
+        };
+        let next = self.sides.iter().filter_map(deadline).min();
         if let Some(next) = next
             && self.dice.below(10) == 0
+            && !self.steady
         {
             // Never far: what has just happened must be heard by somebody before his patience ends.
             self.now = self.now.max(next.min(self.now + 3000 * MS));
         }
         for side in &mut self.sides {
+            if self.channel.is_none() && side.session.is_some() && self.dice.below(10) == 0 {
+                side.sender.probe();
+            }
             if let Some(session) = &mut side.session
                 && session.deadline_ns().is_some_and(|at| at <= self.now)
             {
@@ -330,7 +431,7 @@ impl World {
                     if let Some(session) = &mut self.sides[s].session {
                         session.handle(input, now);
                     }
-                } else {
+                } else if !self.go_home(s) {
                     break;
                 }
             }
@@ -358,11 +459,12 @@ impl World {
                     channel[other].push_back(body);
                 }
             }
-            Action::Make { lane, .. } => self.make(s, lane),
+            Action::Make { lane, path, .. } => self.make(s, lane, path),
             Action::Ready { lane, peer } => {
                 let side = &mut self.sides[s];
-                let qp = &side.lanes[&lane];
-                qp.ready(peer.qp_num, peer.psn);
+                let (path, qp) = side.lanes.get_mut(&lane).unwrap();
+                path.dgid = Gid(peer.gid.octets());
+                qp.ready(peer.qp_num, path.dgid, peer.psn);
                 side.inputs.push_back(Input::Ready { lane });
             }
             Action::Stop => self.stop(s),
@@ -380,14 +482,39 @@ impl World {
             }
             Action::Use { lane } => {
                 self.rebuilds += u64::from(lane.0 > 1);
+                let before = self.sides[s].path.clone().filter(|_| !self.sides[s].home.is_away());
                 self.use_lane(s, lane);
-                self.sides[s].receiver.open(lane);
+                let side = &mut self.sides[s];
+                side.receiver.open(lane);
+                if let (Some(before), Some(now)) = (before, &side.path)
+                    && before.port_num != now.port_num
+                {
+                    side.home.leave(&before, self.now);
+                }
+                self.leave_dead_port(s);
             }
             Action::HandOver { lane } => {
                 self.sides[s].sender.hold();
                 self.sides[s].hand_over = Some(lane);
             }
-            Action::Switch { lane } => self.use_lane(s, lane),
+            Action::Switch { lane } => {
+                self.use_lane(s, lane);
+                self.leave_dead_port(s);
+            }
+            Action::Drain { lane, path } => self.drain(s, lane, path),
+            Action::Vector { lane, path, dgid } => self.vector(s, lane, path, dgid),
+            Action::Resume { lane } => {
+                let side = &mut self.sides[s];
+                side.draining = None;
+                if let Some((_, qp)) = side.lanes.get(&lane) {
+                    if qp.is_draining() {
+                        side.draining = Some((lane, true));
+                    } else {
+                        qp.resume();
+                    }
+                }
+                self.leave_dead_port(s);
+            }
             Action::Expect { lane, after } => {
                 let side = &mut self.sides[s];
                 match side.receiver.expect(lane, after) {
@@ -404,40 +531,76 @@ impl World {
                 self.moves += 1;
                 self.destroy(s, |other| other < lane);
             }
-            Action::Answer { .. } => self.sides[s].answers += 1,
+            Action::Answer { token, result } => {
+                self.done += u64::from(matches!(result, OrderResult::Done { .. }));
+                self.sides[s].answered(token, &result, self.now);
+            }
             Action::TakeKeys { .. } | Action::Revoke { .. } | Action::Report(_) => {}
             Action::Closed(error) => self.close(s, error),
         }
     }
 
-    fn make(&mut self, s: usize, lane: LaneId) {
-        if self.dice.below(30) == 0 {
-            return self.sides[s].inputs.push_back(Input::Failed { lane, reason: "no QP is left".into() });
-        }
+    fn make(&mut self, s: usize, lane: LaneId, path: Option<Path>) {
+        let path = self.choose(s, path).filter(|_| self.calm || self.dice.below(30) > 0);
+        let Some(path) = path else {
+            let reason = "no QP is left, or no port".into();
+            return self.sides[s].inputs.push_back(Input::Failed { lane, reason });
+        };
         self.next_qp += 1;
         let number = self.next_qp;
         let side = &mut self.sides[s];
-        let qp = FakeQp::new(number, &side.send_cq, &side.recv_cq, &side.srq);
-        side.lanes.insert(lane, qp.clone());
+        let qp = FakeQp::new(number, path.sgid, &side.send_cq, &side.recv_cq, &side.srq);
         side.receiver.add(lane, number);
-        side.inputs.push_back(Input::Made { lane, qp: offer(number) });
+        side.inputs.push_back(Input::Made { lane, qp: offer(number, path.sgid) });
+        side.lanes.insert(lane, (path, qp.clone()));
         self.qps.insert(number, (s, qp));
+    }
+
+    fn drain(&mut self, s: usize, lane: LaneId, path: Option<Path>) {
+        let usable =
+            path.is_none_or(|path| self.ports.is_up(s, path.port_num)) && (self.calm || self.dice.below(30) > 0);
+        let more = self.dice.below(4) as usize;
+        let side = &mut self.sides[s];
+        match side.lanes.get(&lane).filter(|_| usable) {
+            Some((_, qp)) => {
+                qp.drain(more);
+                side.draining = Some((lane, false));
+            }
+            None => side.inputs.push_back(Input::NotVectored { lane, reason: "refused".into() }),
+        }
+    }
+
+    fn vector(&mut self, s: usize, lane: LaneId, path: Option<Path>, dgid: Option<std::net::Ipv6Addr>) {
+        let refused = !self.calm && self.dice.below(30) == 0;
+        let side = &mut self.sides[s];
+        let Some((present, qp)) = side.lanes.get_mut(&lane) else { return };
+        let mut path = path.unwrap_or_else(|| present.clone());
+        path.dgid = dgid.map_or(present.dgid, |gid| Gid(gid.octets()));
+        if !refused && self.ports.is_up(s, path.port_num) && qp.turn(path.sgid, path.dgid) {
+            *present = path;
+            (self.moves, self.turns) = (self.moves + 1, self.turns + 1);
+            side.take_path(lane);
+            side.inputs.push_back(Input::Vectored { lane });
+        } else {
+            side.inputs.push_back(Input::NotVectored { lane, reason: "refused".into() });
+        }
     }
 
     fn use_lane(&mut self, s: usize, lane: LaneId) {
         let side = &mut self.sides[s];
-        let qp: Arc<dyn QueuePair> = side.lanes[&lane].clone();
+        let qp: Arc<dyn QueuePair> = side.lanes[&lane].1.clone();
         side.broken_told = false;
-        let psn = offer(qp.qp_num().get()).psn;
+        side.take_path(lane);
+        let psn = offer(qp.qp_num().get(), Gid::ZERO).psn;
         side.sender.use_lane(Outlet { lane, qp, psn, mtu: 1024, max_rd_atomic: 4 });
     }
 
     fn stop(&mut self, s: usize) {
         let side = &mut self.sides[s];
-        side.hand_over = None;
+        (side.hand_over, side.draining) = (None, None);
         side.sender.drop_lane();
         let mut executed = Vec::new();
-        for (lane, qp) in &side.lanes {
+        for (lane, (_, qp)) in &side.lanes {
             qp.fail(WcStatus::WrFlushErr);
             let mut wr = SendWr::new(MARKER, SendOp::Send);
             wr.flags = SendFlags::SIGNALED;
@@ -456,7 +619,7 @@ impl World {
         side.receiver.remove(&gone);
         let dead: Vec<LaneId> = side.lanes.keys().copied().filter(|lane| gone(*lane)).collect();
         for lane in dead {
-            if let Some(qp) = side.lanes.remove(&lane) {
+            if let Some((_, qp)) = side.lanes.remove(&lane) {
                 self.qps.remove(&qp.qp_num);
             }
         }
@@ -480,18 +643,47 @@ impl World {
         side.take();
     }
 
-    /// Whether everything that was posted has ended and everything that was sent has come.
+    /// Whether everything that was posted has ended, everything that was sent has come, every order is answered, and everybody is at home.
     pub fn is_quiet(&self) -> bool {
         (0..2).all(|s| {
             let (side, peer) = (&self.sides[s], &self.sides[1 - s]);
             let messages = side.sorts.iter().filter(|sort| **sort == Sort::Message).count();
             let came = side.closed.is_some() || peer.closed.is_some() || peer.received.len() == messages;
-            side.ended.len() == side.sorts.len() && came
+            let settled = side.closed.is_some() || side.asked.is_empty() && !side.home.is_away();
+            side.ended.len() == side.sorts.len() && came && settled
         })
     }
 }
 
 impl Side {
+    /// The path of this lane is in use.
+    fn take_path(&mut self, lane: LaneId) {
+        let path = self.lanes[&lane].0.clone();
+        self.home.arrive(&path);
+        if let Some(session) = &mut self.session {
+            session.set_path(path.clone());
+        }
+        self.path = Some(path);
+    }
+
+    fn answered(&mut self, token: FencingToken, result: &OrderResult, now: u64) {
+        let Some(index) = self.asked.iter().position(|(other, _)| *other == token) else {
+            self.wrong = Some(format!("nobody waits for {result:?}"));
+            return;
+        };
+        let done = matches!(result, OrderResult::Done { .. });
+        match self.asked.remove(index).and_then(|(_, path)| path) {
+            None if done => self.home.forget(),
+            None => self.home.refused(now),
+            Some(path) => {
+                let place = |path: &Path| (path.port_num, path.sgid, path.flow_label);
+                if done && self.path.as_ref().map(place) != Some(place(&path)) {
+                    self.wrong = Some(format!("moved to {path:?}, it says, and is on {:?}", self.path));
+                }
+            }
+        }
+    }
+
     fn take(&mut self) {
         let mut out = [Completion::default(); 8];
         loop {
@@ -509,12 +701,12 @@ impl Side {
     }
 }
 
-fn offer(number: u32) -> QpOffer {
+fn offer(number: u32, sgid: Gid) -> QpOffer {
     QpOffer {
         qp_num: number,
         // Close to the end, so that PSNs wrap.
         psn: 0xff_fff0 + number % 16,
-        gid: std::net::Ipv6Addr::LOCALHOST,
+        gid: std::net::Ipv6Addr::from(sgid.0),
         mtu: 1024,
         max_dest_rd_atomic: 4,
         max_rd_atomic: 4,

@@ -32,30 +32,50 @@ pub fn offer(n: u32) -> QpOffer {
 }
 
 pub fn setup(role: Role) -> Setup {
-    Setup { role, service: "echo".into(), tenant: String::new(), path: None, patience: Patience::default(), seed: 7 }
+    Setup {
+        role,
+        service: "echo".into(),
+        tenant: String::new(),
+        path: None,
+        patience: Patience::default(),
+        abilities: Abilities::default(),
+        seed: 7,
+    }
 }
 
 const STEP: u64 = 2_000_000_000;
 
-struct Talk {
-    session: Session,
-    now: u64,
+pub(super) struct Talk {
+    pub session: Session,
+    pub now: u64,
 }
 
 impl Talk {
-    fn new(role: Role) -> Self {
-        Self { session: Session::new(setup(role), 0), now: 0 }
+    pub fn new(role: Role) -> Self {
+        Self::with(setup(role))
+    }
+
+    fn with(setup: Setup) -> Self {
+        Self { session: Session::new(setup, 0), now: 0 }
+    }
+
+    /// Up on port 1, with QPs that take new vectors, as the peer's do.
+    pub fn up_with_vectors(role: Role) -> Self {
+        let mut talk = Self::with(Setup { abilities: VECTORS, ..setup(role) });
+        talk.come_up(role);
+        talk.session.set_path(path(1));
+        talk
     }
 
     /// Hears this, does that, and nothing more.
     #[track_caller]
-    fn then(&mut self, input: Input, expected: &[&str]) -> Vec<Action> {
+    pub fn then(&mut self, input: Input, expected: &[&str]) -> Vec<Action> {
         self.session.handle(input, self.now);
         self.expect(expected)
     }
 
     #[track_caller]
-    fn at(&mut self, now: u64, expected: &[&str]) -> Vec<Action> {
+    pub fn at(&mut self, now: u64, expected: &[&str]) -> Vec<Action> {
         self.now = now;
         self.session.handle_timer(now);
         self.expect(expected)
@@ -69,8 +89,14 @@ impl Talk {
         actions
     }
 
-    fn up(role: Role) -> Self {
+    pub fn up(role: Role) -> Self {
         let mut talk = Self::new(role);
+        talk.come_up(role);
+        talk
+    }
+
+    fn come_up(&mut self, role: Role) {
+        let talk = self;
         match role {
             Role::Leader => {
                 talk.expect(&["report Connecting", "dial", "make 1"]);
@@ -88,7 +114,6 @@ impl Talk {
                 talk.then(commit(1), &["use 1", "report Up"]);
             }
         }
-        talk
     }
 }
 
@@ -106,6 +131,12 @@ fn word(action: &Action) -> String {
             Body::MoveRefused { .. } => "say move-refused".into(),
             Body::Switched { lane, sent } => format!("say switched {} after {sent}", lane.0),
             Body::Retired { lane } => format!("say retired {}", lane.0),
+            Body::Redirect(redirect) => format!("say redirect {}", redirect.number),
+            Body::Quiet { number, .. } => format!("say quiet {number}"),
+            Body::RedirectRefused { number, .. } => format!("say redirect-refused {number}"),
+            Body::Turn { number } => format!("say turn {number}"),
+            Body::Turned { number } => format!("say turned {number}"),
+            Body::RedirectAborted { number, .. } => format!("say redirect-aborted {number}"),
             Body::Memory { round, .. } => format!("say memory {round}"),
             Body::MemoryTaken { round } => format!("say taken {round}"),
             Body::Close { .. } => "say close".into(),
@@ -118,6 +149,9 @@ fn word(action: &Action) -> String {
         Action::HandOver { lane } => format!("hand over to {}", lane.0),
         Action::Switch { lane } => format!("switch to {}", lane.0),
         Action::Expect { lane, after } => format!("expect {} after {after}", lane.0),
+        Action::Drain { lane, .. } => format!("drain {}", lane.0),
+        Action::Vector { lane, .. } => format!("vector {}", lane.0),
+        Action::Resume { lane } => format!("resume {}", lane.0),
         Action::Discard { lane } => format!("discard {}", lane.0),
         Action::Retire { lane } => format!("retire for {}", lane.0),
         Action::TakeKeys { round, .. } => format!("take keys {round}"),
@@ -134,23 +168,23 @@ fn word(action: &Action) -> String {
     }
 }
 
-fn made(n: u64) -> Input {
+pub(super) fn made(n: u64) -> Input {
     Input::Made { lane: LaneId(n), qp: offer(n as u32) }
 }
 
-fn ready(n: u64) -> Input {
+pub(super) fn ready(n: u64) -> Input {
     Input::Ready { lane: LaneId(n) }
 }
 
-fn drained(received: u64) -> Drained {
+pub(super) fn drained(received: u64) -> Drained {
     Drained { received, executed: vec![] }
 }
 
-fn accept(n: u64, drained: Option<Drained>) -> Input {
-    Input::Message(Body::Accept(Accept { lane: LaneId(n), qp: offer(100), drained }))
+pub(super) fn accept(n: u64, drained: Option<Drained>) -> Input {
+    Input::Message(Body::Accept(Accept { lane: LaneId(n), qp: offer(100), drained, abilities: VECTORS }))
 }
 
-fn begin(n: u64, purpose: Purpose) -> Input {
+pub(super) fn begin(n: u64, purpose: Purpose) -> Input {
     let drained = (purpose == Purpose::Rebuild).then(|| drained(5));
     Input::Message(Body::Begin(Begin {
         lane: LaneId(n),
@@ -162,14 +196,15 @@ fn begin(n: u64, purpose: Purpose) -> Input {
         drained,
         peer_path: None,
         token: FencingToken(0),
+        abilities: VECTORS,
     }))
 }
 
-fn commit(n: u64) -> Input {
+pub(super) fn commit(n: u64) -> Input {
     Input::Message(Body::Commit { lane: LaneId(n) })
 }
 
-fn broken(n: u64) -> Input {
+pub(super) fn broken(n: u64) -> Input {
     Input::Broken { lane: LaneId(n), reason: "test".into() }
 }
 
@@ -177,11 +212,14 @@ fn move_to(n: u8, token: u64) -> Input {
     Input::Move(Change {
         path: path(n),
         peer_path: None,
-        strategy: Strategy::MakeBeforeBreak,
+        strategy: Some(Strategy::MakeBeforeBreak),
         token: FencingToken(token),
         reason: "test".into(),
     })
 }
+
+/// A peer whose QPs take new vectors.
+const VECTORS: Abilities = Abilities { drained_vector: true };
 
 const MBB: Purpose = Purpose::Move(Strategy::MakeBeforeBreak);
 
@@ -357,11 +395,31 @@ fn a_follower_that_lost_the_lane_that_was_decided_says_so() {
     talk.then(Input::Drained(drained(8)), &["make 2"]);
     talk.then(made(2), &["resolve 5", "ready 2"]);
     talk.then(ready(2), &["say accept 2"]);
-    talk.then(broken(2), &["say refuse 2", "discard 2"]);
-    talk.then(commit(2), &["say broken 2"]);
-    // And never makes a second QP for one number.
-    talk.then(begin(2, Purpose::Rebuild), &["say refuse 2"]);
+    // It keeps the QP: the leader may have posted on it, and only the QP knows what was executed.
+    talk.then(broken(2), &["say broken 2"]);
+    talk.then(commit(2), &["use 2", "report Up", "report Rebuilding", "say broken 2"]);
     talk.then(begin(3, Purpose::Rebuild), &["stop"]);
+}
+
+#[test]
+fn a_follower_never_makes_a_second_qp_for_one_number() {
+    let mut talk = Talk::up(Role::Follower);
+    talk.then(begin(2, MBB), &["report Moving", "make 2"]);
+    talk.then(made(2), &["ready 2"]);
+    talk.then(broken(2), &["say refuse 2", "discard 2", "report Up"]);
+    talk.then(begin(2, MBB), &["say refuse 2"]);
+}
+
+#[test]
+fn a_leader_that_hears_that_a_lane_is_broken_before_it_decides_begins_another() {
+    let mut talk = Talk::up(Role::Leader);
+    talk.then(broken(1), &["report Rebuilding", "stop"]);
+    talk.then(Input::Drained(drained(3)), &["make 2"]);
+    talk.then(made(2), &["say begin 2"]);
+    talk.then(accept(2, Some(drained(9))), &["resolve 9", "ready 2"]);
+    let broken = Body::Broken { lane: LaneId(2), reason: "test".into() };
+    talk.then(Input::Message(broken), &["discard 2", "say abort 2"]);
+    talk.at(talk.session.deadline_ns().unwrap(), &["make 3"]);
 }
 
 #[test]
@@ -429,7 +487,7 @@ fn orders_wait_for_the_change_before_them_and_too_many_are_refused() {
 fn a_follower_asks_the_leader_to_move() {
     let mut talk = Talk::up(Role::Follower);
     talk.then(move_to(2, 1), &["say ask-move"]);
-    let refused = Body::MoveRefused { token: FencingToken(1), reason: "test".into() };
+    let refused = Body::MoveRefused { token: FencingToken(1), reason: "test".into(), highest: FencingToken(1) };
     talk.then(Input::Message(refused), &["answer rolled back"]);
     talk.then(move_to(2, 2), &["say ask-move"]);
     talk.at(3 * STEP, &["answer rolled back"]);
@@ -437,7 +495,7 @@ fn a_follower_asks_the_leader_to_move() {
     leader.session.set_path(path(1));
     let ask = Body::AskMove {
         path: path(2),
-        strategy: Strategy::MakeBeforeBreak,
+        strategy: Some(Strategy::MakeBeforeBreak),
         token: FencingToken(4),
         reason: "test".into(),
     };
@@ -498,7 +556,7 @@ fn messages_survive_the_wire_and_bad_ones_are_refused_with_their_fault() {
         version: VERSION,
         connection: crate::directory::ConnectionId { origin: "a".into(), serial: 1 },
         from: "a".into(),
-        body: Body::Accept(Accept { lane: LaneId(1), qp: offer(5), drained: Some(drained(3)) }),
+        body: Body::Accept(Accept { lane: LaneId(1), qp: offer(5), drained: Some(drained(3)), abilities: VECTORS }),
     };
     let bytes = message.emit().unwrap();
     assert_eq!(Message::parse(&bytes).unwrap(), message);

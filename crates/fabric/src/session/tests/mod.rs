@@ -1,3 +1,4 @@
-//! Dialogues with one session.
+//! Dialogues of one session with its surroundings.
 
 mod dialogue;
+mod turning;
