@@ -44,6 +44,9 @@ pub struct XrcPool {
     fabric: Fabric,
 }
 
+/// A target QP that this process has a handle of, and how many peers come in by it here.
+type Held = (Arc<dyn QueuePair>, usize);
+
 pub(super) struct Inner {
     shared: Arc<Shared>,
     /// What the domain is called between processes: of which host, by which file.
@@ -56,7 +59,7 @@ pub(super) struct Inner {
     /// By the target QP that a message came in on: who sends there.
     names: Mutex<HashMap<u32, String>>,
     /// Target QPs that this process has made or opened, and how many peers come in by each.
-    targets: Mutex<HashMap<u32, (Arc<dyn QueuePair>, usize)>>,
+    targets: Mutex<HashMap<u32, Held>>,
     /// By domain: the QPs that lead there.
     trunks: Mutex<HashMap<String, Vec<Arc<Trunk>>>>,
     /// One at a time looks for a trunk and makes it if there is none.
