@@ -13,12 +13,15 @@ use crate::directory::{FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::pool::Pool;
 use crate::session::{Input, MAX_OFFERS, MemoryOffer};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// How long after the overlap a connection's task may take to say that it is over: a guard, since it always does.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// How often a rotation that waits looks whether another hurries it.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a peer may take to hear a single offer's keys before the ones that it replaces may go.
 const OFFER_OVERLAP: Duration = Duration::from_secs(1);
@@ -56,6 +59,8 @@ pub(crate) struct Rotating {
     pools: Mutex<Vec<Pool>>,
     /// One at a time: the old keys of one rotation must be gone before the next.
     turn: Mutex<()>,
+    /// When the old keys of the rotation that runs must be gone: who waits for the turn with a shorter overlap brings it forward.
+    until: Mutex<Option<Instant>>,
     last: Mutex<(u64, Option<Result<Rotation, FabricError>>)>,
 }
 
@@ -209,7 +214,7 @@ impl Fabric {
     }
 
     /// Makes all keys of memory anew that peers were lent: registers it anew, tells the peers, waits until nothing uses an old key any more, at most
-    /// for `overlap`, and withdraws the old keys. Traffic runs on. Who still shows an old key then is refused (`REM_ACCESS_ERR`).
+    /// for `overlap`, and withdraws the old keys; one that runs already ends by then, too. Traffic runs on. Who still shows an old key then is refused (`REM_ACCESS_ERR`).
     ///
     /// `overlap` should be longer than a channel to a peer may be away: a peer that has not heard the new keys is refused, too. Zero: at once, for
     /// a key that is known to others; operations that are under way may fail. It blocks: not to be called from a handler. Misuse if no pool takes
@@ -226,7 +231,18 @@ impl Fabric {
 
 fn rotate(shared: &Shared, overlap: Duration) -> Result<Rotation, FabricError> {
     let rotating = &shared.rotating;
-    let _turn = lock(&rotating.turn);
+    let wanted = Instant::now().checked_add(overlap);
+    let _turn = loop {
+        match rotating.turn.try_lock() {
+            Ok(turn) => break turn,
+            Err(TryLockError::Poisoned(turn)) => break turn.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                rotating.hurry(wanted);
+                std::thread::sleep(LOOK);
+            }
+        }
+    };
+    *lock(&rotating.until) = Instant::now().checked_add(overlap);
     let pools = lock(&rotating.pools).clone();
     if pools.is_empty() {
         return Err(FabricError::misuse(
@@ -234,15 +250,34 @@ fn rotate(shared: &Shared, overlap: Duration) -> Result<Rotation, FabricError> {
              `Builder::rotate_with`",
         ));
     }
-    let done = rotate_pools(&shared.live_links(), &pools, overlap);
+    let done = rotate_pools(rotating, &shared.live_links(), &pools, overlap);
     let mut last = lock(&rotating.last);
     *last = (last.0 + 1, Some(done.clone()));
     done
 }
 
-fn rotate_pools(links: &[Arc<Link>], pools: &[Pool], overlap: Duration) -> Result<Rotation, FabricError> {
-    let begun = Instant::now();
-    let left = |limit: Duration| limit.saturating_sub(begun.elapsed());
+impl Rotating {
+    /// The rotation that runs now, if one does, ends no later than this; `None`: never.
+    fn hurry(&self, wanted: Option<Instant>) {
+        let mut until = lock(&self.until);
+        *until = match (*until, wanted) {
+            (Some(until), Some(wanted)) => Some(until.min(wanted)),
+            (until, wanted) => until.or(wanted),
+        };
+    }
+
+    /// How long the old keys of the rotation that runs may still be good.
+    fn left(&self) -> Duration {
+        lock(&self.until).map_or(LOOK, |until| until.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn rotate_pools(
+    rotating: &Rotating,
+    links: &[Arc<Link>],
+    pools: &[Pool],
+    overlap: Duration,
+) -> Result<Rotation, FabricError> {
     let mut done = Rotation::default();
     let mut failure = None;
     for pool in pools {
@@ -259,16 +294,19 @@ fn rotate_pools(links: &[Arc<Link>], pools: &[Pool], overlap: Duration) -> Resul
         told.extend(link.offer_anew(overlap).ok().flatten());
     }
     done.peers = told.len() as u64;
-    for revoked in told {
-        let taken = block_on_for(revoked, Some(left(overlap.saturating_add(GRACE))));
-        let late = match taken {
-            Some(answer) => answer == Ok(false),
-            None => true,
+    for mut revoked in told {
+        let taken = loop {
+            let left = rotating.left();
+            let taken = block_on_for(&mut revoked, Some(left.min(LOOK)));
+            if taken.is_some() || left.is_zero() {
+                break taken;
+            }
         };
-        done.late += u64::from(late);
+        // Without an answer it is closed, and its peer has lost the way to use any key.
+        done.late += u64::from(taken.is_none_or(|answer| answer == Ok(false)));
     }
     // Our own operations name the memory by its old local keys, which are the same registrations.
-    while links.iter().any(|link| still_uses_old_keys(link)) && !left(overlap).is_zero() {
+    while links.iter().any(|link| still_uses_old_keys(link)) && !rotating.left().is_zero() {
         std::thread::sleep(Duration::from_millis(1));
     }
     for pool in pools {

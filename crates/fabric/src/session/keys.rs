@@ -24,7 +24,9 @@ impl Session {
     pub(super) fn handle_offer(&mut self, offers: Vec<MemoryOffer>, overlap_ns: u64, now_ns: u64) {
         self.keys.round += 1;
         self.keys.offers = offers;
-        self.keys.revoke_at = Some(now_ns.saturating_add(overlap_ns));
+        // Keys of a round before may still be promised for longer: a short overlap of this one does not take that back.
+        let until = now_ns.saturating_add(overlap_ns);
+        self.keys.revoke_at = Some(self.keys.revoke_at.map_or(until, |promised| promised.max(until)));
         self.say_keys();
     }
 

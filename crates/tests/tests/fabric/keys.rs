@@ -161,6 +161,32 @@ fn a_peer_with_something_on_its_way_at_the_end_of_the_overlap_is_late_and_goes_o
 }
 
 #[test]
+fn a_rotation_in_a_hurry_does_not_wait_for_the_overlap_of_one_that_runs() {
+    let pair = Pair::new(&config());
+    let (client, server) = pair.connect();
+    let theirs = pool(&pair.server);
+    pair.server.rotate_keys_of(&theirs);
+    server.lend(1, buffer(&theirs), 0, 4096).unwrap();
+    let first = client.offered(1, Some(PATIENCE)).unwrap().unwrap();
+    for _ in 0..=config().receives {
+        client.post(&[Operation::send(b"not taken").quiet()]).unwrap();
+    }
+    let fabric = pair.server.clone();
+    let patient = std::thread::spawn(move || fabric.rotate_keys(Duration::from_secs(3600)).unwrap());
+    while client.offered(1, Some(PATIENCE)).unwrap().unwrap() == first {
+        std::thread::yield_now();
+    }
+    // Its peer is not done with the old key, and will not be; something new is lent meanwhile, which shortens nothing.
+    server.lend(2, buffer(&theirs), 0, 64).unwrap();
+    client.offered(2, Some(PATIENCE)).unwrap().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!patient.is_finished());
+    assert_eq!(pair.server.rotate_keys(Duration::ZERO).unwrap().peers, 1);
+    assert_eq!(patient.join().unwrap().late, 1);
+    assert_eq!((pair.server.last_rotation().0, theirs.report().old_registrations), (2, 0));
+}
+
+#[test]
 fn what_is_taken_back_is_offered_no_more_and_what_cannot_be_lent_is_refused() {
     let pair = Pair::new(&config());
     let (client, server) = pair.connect();

@@ -511,12 +511,14 @@ fn new_keys_are_told_and_old_ones_withdrawn_when_taken_or_when_the_overlap_is_ov
     talk.then(Input::Message(Body::MemoryTaken { round: 1 }), &["revoke 1"]);
     talk.then(Input::Offer { offers: vec![], overlap_ns: 1000 }, &["say memory 2"]);
     talk.at(999, &[]);
-    talk.at(1000, &["revoke 2 late"]);
+    talk.then(Input::Offer { offers: vec![], overlap_ns: 0 }, &["say memory 3"]);
+    talk.at(999, &[]);
+    talk.at(1000, &["revoke 3 late"]);
     talk.then(Input::Message(Body::Memory { round: 1, offers: vec![] }), &["take keys 1"]);
     talk.then(Input::KeysIdle { round: 1 }, &["say taken 1"]);
     // Said twice is heard once.
     talk.then(Input::Message(Body::Memory { round: 1, offers: vec![] }), &[]);
-    talk.then(Input::ChannelUp, &["say commit 1", "say memory 2", "say taken 1"]);
+    talk.then(Input::ChannelUp, &["say commit 1", "say memory 3", "say taken 1"]);
 }
 
 #[test]
