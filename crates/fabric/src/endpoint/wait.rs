@@ -41,6 +41,14 @@ impl Bell {
         }
     }
 
+    /// Wakes who sleeps beside this one.
+    fn ring_others(&self, own: RawFd) {
+        if self.count.load(Ordering::SeqCst) > 1 {
+            let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+            sleepers.iter().filter(|fd| **fd != own).for_each(|fd| descriptor::signal(*fd));
+        }
+    }
+
     fn enter(&self, fd: RawFd) {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(fd);
         self.count.fetch_add(1, Ordering::SeqCst);
@@ -92,14 +100,14 @@ pub(crate) fn wait<T>(
         // Without a descriptor of its own a thread wakes by the channel, and by looking again.
         let fd = descriptor::number(own.as_ref());
         bell.enter(fd);
-        let outcome = sleep(fd, channel, begun, timeout, &arm, &mut attempt);
+        let outcome = sleep((bell, fd), channel, begun, timeout, &arm, &mut attempt);
         bell.leave(fd);
         outcome
     })
 }
 
 fn sleep<T>(
-    fd: RawFd,
+    (bell, fd): (&Bell, RawFd),
     channel: &Arc<dyn CompletionChannel>,
     begun: Instant,
     timeout: Option<Duration>,
@@ -121,6 +129,8 @@ fn sleep<T>(
         let [event, rung] = descriptor::sleep_on([channel.fd(), fd], left);
         if event {
             channel.wait(Some(Duration::ZERO))?;
+            // The event may be of the queue that another sleeper waits for; it was the only one, and who finds what he waited for does not ask for another.
+            bell.ring_others(fd);
         }
         if rung {
             descriptor::quiet(fd);
