@@ -151,6 +151,34 @@ impl SoftwareProvider {
         survey::look(plan)
     }
 
+    /// Looks at the ports of a device and their counters, as [`SoftwareProvider::survey`], without its processes: nobody is asked, which makes it cheap enough to be
+    /// done every second.
+    pub fn survey_ports(&self, name: &str) -> Result<DeviceSurvey, VerbsError> {
+        let plan = discovery::find(self.plans()?, name)?;
+        let own = opened().devices.lock().unwrap_or_else(PoisonError::into_inner).get(name).and_then(Weak::upgrade);
+        if let Some(device) = own
+            && !device.membership.is_shared()
+        {
+            return Ok(survey::look_at_own_ports(plan, device.membership.segment().clone()));
+        }
+        survey::look_at_ports(plan)
+    }
+
+    /// Sets the P_Key table of all ports of a device, for all processes that have it open; the rest of the table is emptied. Nothing is opened: who sets it is not
+    /// a member of the device. False: nobody has it open, and so it has no table yet; ask again when somebody has.
+    pub fn set_pkeys(&self, name: &str, pkeys: &[PKey]) -> Result<bool, VerbsError> {
+        let plan = discovery::find(self.plans()?, name)?;
+        let own = opened().devices.lock().unwrap_or_else(PoisonError::into_inner).get(name).and_then(Weak::upgrade);
+        if let Some(device) = own {
+            let ports = 0..plan.ports.len();
+            let padded = pkeys.iter().copied().chain(std::iter::repeat(PKey(0))).take(pkeys.len().max(PKEYS));
+            let table: Vec<(u16, PKey)> = (0..).zip(padded).collect();
+            let set = |port| table.iter().try_for_each(|(index, pkey)| device.membership.set_pkey(port, *index, *pkey));
+            return ports.into_iter().try_for_each(set).map(|()| true);
+        }
+        survey::set_pkeys(&plan, pkeys)
+    }
+
     /// What a device says of itself, its personality included. Nothing is opened.
     pub fn attr(&self, plan: &DevicePlan) -> DeviceAttr {
         let ports = plan.ports.iter().map(|port| PortConfig::new(port.interface.clone(), Vec::new())).collect();

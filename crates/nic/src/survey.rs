@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use scalefabric_transport::Counter;
 use scalefabric_verbs::{Errno, Gid, Mtu, PKey, PortState, VerbsError};
 use serde::{Deserialize, Serialize};
 
@@ -103,6 +104,17 @@ impl DeviceSurvey {
         Ok(ports.collect())
     }
 
+    /// Whether a process has it open. When the last one has gone the device begins anew, elsewhere: look again.
+    pub fn is_open(&self) -> bool {
+        self.segment.as_ref().is_some_and(|segment| living(segment).next().is_some())
+    }
+
+    /// What each port has counted of these, as it is now; 0 while no process has the device open. It allocates one list and makes no system call.
+    pub fn counted<const N: usize>(&self, which: [Counter; N]) -> Vec<[u64; N]> {
+        let of = |port| self.segment.as_ref().map_or([0; N], |segment| segment.some_counters(port, which));
+        (0..self.plan.ports.len()).map(of).collect()
+    }
+
     /// Members that did not answer.
     pub fn silent(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.resources.is_none())
@@ -166,21 +178,50 @@ pub(crate) fn look(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
     }
 }
 
+/// A connection to the host; `None`: nobody has the device open.
+fn connect(plan: &DevicePlan) -> Result<Option<Link>, VerbsError> {
+    let Ok(link) = Link::connect_signed(&meeting_point(&plan.info.name)) else { return Ok(None) };
+    match link.peer() {
+        Ok((_, uid)) if uid == effective_uid() => Ok(Some(link)),
+        Ok((pid, uid)) => {
+            let text = format!("it belongs to user {uid} (process {pid}, {})", holder::program(pid));
+            Err(refusal(plan, Errno::EACCES, &text))
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+fn refusal(plan: &DevicePlan, errno: Errno, text: &str) -> VerbsError {
+    VerbsError::environment(errno, format!("device {}: {text}", plan.info.name))
+}
+
+const SILENT: &str = "the process that serves its others does not answer; is it stopped (by a debugger, or SIGSTOP)?";
+
+/// Looks at the tables and counters of a device that shares; its members are not asked and not listed.
+pub(crate) fn look_at_ports(plan: DevicePlan) -> Result<DeviceSurvey, VerbsError> {
+    let Some(mut link) = connect(&plan)? else { return Ok(DeviceSurvey::unseen(plan)) };
+    link.queue(&Message::Look { version: VERSION }, Vec::new());
+    if link.flush().is_err() {
+        return Ok(DeviceSurvey::unseen(plan));
+    }
+    match link.wait(HOST) {
+        Received::Message(Message::Roster { .. }, fds) => {
+            let Some(fd) = fds.into_iter().next() else { return Ok(DeviceSurvey::unseen(plan)) };
+            let segment = Segment::join(fd)
+                .map_err(|e| refusal(&plan, Errno::EPROTO, &format!("its shared segment is refused: {e}")))?;
+            Ok(DeviceSurvey { plan, members: Vec::new(), segment: Some(segment) })
+        }
+        Received::Message(Message::Refuse { text }, _) => Err(refusal(&plan, Errno::EPROTO, &text)),
+        Received::Nothing => Err(refusal(&plan, Errno::ETIMEDOUT, SILENT)),
+        // The host has ended meanwhile: whoever is next is found at the next look.
+        _ => Ok(DeviceSurvey::unseen(plan)),
+    }
+}
+
 /// Asks the host that is there now; `None` if it ended before it answered, and there is time to ask the next.
 fn ask(plan: DevicePlan, give_up: Instant) -> Result<Option<DeviceSurvey>, VerbsError> {
-    let name = meeting_point(&plan.info.name);
     let nobody = |plan| Ok(Some(DeviceSurvey::unseen(plan)));
-    let Ok(mut link) = Link::connect_signed(&name) else { return nobody(plan) };
-    let device = &plan.info.name;
-    let refuse = |errno, text: String| Err(VerbsError::environment(errno, format!("device {device}: {text}")));
-    match link.peer() {
-        Ok((_, uid)) if uid == effective_uid() => {}
-        Ok((pid, uid)) => {
-            let program = holder::program(pid);
-            return refuse(Errno::EACCES, format!("it belongs to user {uid} (process {pid}, {program})"));
-        }
-        Err(_) => return nobody(plan),
-    }
+    let Some(mut link) = connect(&plan)? else { return nobody(plan) };
     link.queue(&Message::Survey { version: VERSION }, Vec::new());
     if link.flush().is_err() {
         return nobody(plan);
@@ -196,7 +237,9 @@ fn ask(plan: DevicePlan, give_up: Instant) -> Result<Option<DeviceSurvey>, Verbs
                 let Some(fd) = fds.into_iter().next() else { return nobody(plan) };
                 let joined = match Segment::join(fd) {
                     Ok(joined) => joined,
-                    Err(e) => return refuse(Errno::EPROTO, format!("its shared segment is refused: {e}")),
+                    Err(e) => {
+                        return Err(refusal(&plan, Errno::EPROTO, &format!("its shared segment is refused: {e}")));
+                    }
                 };
                 (segment, host) = (Some(joined), slot);
                 end = Instant::now() + MEMBERS;
@@ -208,7 +251,7 @@ fn ask(plan: DevicePlan, give_up: Instant) -> Result<Option<DeviceSurvey>, Verbs
                     members.push(Member { slot, pid: sender, own_pid: pid, comm, is_host: false, resources });
                 }
             }
-            Received::Message(Message::Refuse { text }, _) => return refuse(Errno::EPROTO, text),
+            Received::Message(Message::Refuse { text }, _) => return Err(refusal(&plan, Errno::EPROTO, &text)),
             Received::Message(_, _) => {}
             Received::Closed if segment.is_none() && Instant::now() < give_up => return Ok(None),
             // The host has ended, or all have answered and let go.
@@ -222,10 +265,7 @@ fn ask(plan: DevicePlan, give_up: Instant) -> Result<Option<DeviceSurvey>, Verbs
         }
     }
     let Some(segment) = segment else {
-        return refuse(
-            Errno::ETIMEDOUT,
-            "the process that serves its others does not answer; is it stopped (by a debugger, or SIGSTOP)?".into(),
-        );
+        return Err(refusal(&plan, Errno::ETIMEDOUT, SILENT));
     };
     for slot in living(&segment) {
         if members.iter().all(|member| member.slot != slot) {
@@ -239,6 +279,27 @@ fn ask(plan: DevicePlan, give_up: Instant) -> Result<Option<DeviceSurvey>, Verbs
     Ok(Some(DeviceSurvey { plan, members, segment: Some(segment) }))
 }
 
+/// Sets the P_Key tables of a device's ports for all its processes; entries beyond are 0, which is no P_Key. False: nobody has the device open, and so it has no
+/// tables.
+pub(crate) fn set_pkeys(plan: &DevicePlan, pkeys: &[PKey]) -> Result<bool, VerbsError> {
+    let mut table: Vec<u16> = pkeys.iter().map(|pkey| pkey.0).collect();
+    table.resize(table.len().max(PKEYS), 0);
+    for port in 0..plan.ports.len() {
+        let Some(mut link) = connect(plan)? else { return Ok(false) };
+        link.queue(&Message::SetPkeys { version: VERSION, port: port as u8, pkeys: table.clone() }, Vec::new());
+        if link.flush().is_err() {
+            return Ok(false);
+        }
+        match link.wait(HOST) {
+            Received::Message(Message::Ready, _) => {}
+            Received::Message(Message::Refuse { text }, _) => return Err(refusal(plan, Errno::EINVAL, &text)),
+            Received::Nothing => return Err(refusal(plan, Errno::ETIMEDOUT, SILENT)),
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
 fn living(segment: &Segment) -> impl Iterator<Item = u8> + '_ {
     (1..(SLOTS - 1) as u8).filter(|&slot| segment.slot(slot).state() == SlotState::Alive)
 }
@@ -248,6 +309,11 @@ pub(crate) fn look_at_own(plan: DevicePlan, segment: Arc<Segment>, slot: u8, res
     let Answer { pid, comm, resources } = Answer::new(resources);
     let member = Member { slot, pid: Some(pid), own_pid: pid, comm, is_host: true, resources: Some(resources) };
     DeviceSurvey { plan, members: vec![member], segment: Some(segment) }
+}
+
+/// The same, without what it has.
+pub(crate) fn look_at_own_ports(plan: DevicePlan, segment: Arc<Segment>) -> DeviceSurvey {
+    DeviceSurvey { plan, members: Vec::new(), segment: Some(segment) }
 }
 
 #[cfg(test)]

@@ -92,6 +92,10 @@ pub(crate) enum Message {
     Ask,
     /// What a member has. With it: a file of JSON.
     Report { slot: u8 },
+    /// A tool sets the P_Key table of a port, from index 0; it does not become a member. Answered with [`Self::Ready`].
+    SetPkeys { version: u32, port: u8, pkeys: Vec<u16> },
+    /// A tool wants the segment alone: nobody is asked what it has.
+    Look { version: u32 },
 }
 
 impl Message {
@@ -131,6 +135,16 @@ impl Message {
             Self::Roster { host } => out.extend_from_slice(&[10, *host]),
             Self::Ask => out.push(11),
             Self::Report { slot } => out.extend_from_slice(&[12, *slot]),
+            Self::SetPkeys { version, port, pkeys } => {
+                out.push(13);
+                out.extend_from_slice(&version.to_le_bytes());
+                out.push(*port);
+                pkeys.iter().for_each(|pkey| out.extend_from_slice(&pkey.to_le_bytes()));
+            }
+            Self::Look { version } => {
+                out.push(14);
+                out.extend_from_slice(&version.to_le_bytes());
+            }
         }
         out
     }
@@ -155,6 +169,12 @@ impl Message {
             10 => Self::Roster { host: *rest.first()? },
             11 => Self::Ask,
             12 => Self::Report { slot: *rest.first()? },
+            13 => Self::SetPkeys {
+                version: u32_at(0)?,
+                port: *rest.get(4)?,
+                pkeys: rest[5..].chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]])).collect(),
+            },
+            14 => Self::Look { version: u32_at(0)? },
             _ => return None,
         })
     }
@@ -466,6 +486,8 @@ mod tests {
             Message::Roster { host: 3 },
             Message::Ask,
             Message::Report { slot: 254 },
+            Message::SetPkeys { version: 3, port: 1, pkeys: vec![0xffff, 0x8011] },
+            Message::Look { version: 3 },
         ];
         for message in all {
             let bytes = message.encode();

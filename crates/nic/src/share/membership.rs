@@ -24,7 +24,7 @@ use scalefabric_verbs::{Errno, Gid, PKey, PortState, VerbsError};
 use super::connections::Orphan;
 use super::holder;
 use super::link::{self, Key, Kind, Link, Message, Received};
-use super::segment::{PortTables, SLOTS, Segment, SlotState, VERSION};
+use super::segment::{PKEYS, PortTables, SLOTS, Segment, SlotState, VERSION};
 use crate::clock;
 use crate::discovery::{self, DevicePlan, PortFacts};
 use crate::engine::drive::Core;
@@ -491,7 +491,7 @@ impl Membership {
             return Err(VerbsError::invalid(format!(
                 "P_Key index {index} of port {} is beyond the table ({} entries)",
                 port + 1,
-                super::segment::PKEYS
+                PKEYS
             )));
         }
         let mut state = self.lock();

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use scalefabric_transport::Counter;
 use scalefabric_verbs::{Gid, Mtu, PKey, PortState};
 
 use super::connections::CmTables;
@@ -381,11 +382,11 @@ impl Segment {
     pub fn all_counters(&self, index: usize) -> Vec<(String, u64)> {
         let layout = self.layout();
         let mut sum: Vec<_> = layout.departed[index].all().map(|(name, value)| (name.to_owned(), value)).collect();
-        for slot in &layout.counters[1..SLOTS - 1] {
-            for ((_, total), (_, value)) in sum.iter_mut().zip(slot[index].all()) {
+        self.add_members(index, |member| {
+            for ((_, total), (_, value)) in sum.iter_mut().zip(member.all()) {
                 *total = total.wrapping_add(value);
             }
-        }
+        });
         sum
     }
 
@@ -409,6 +410,26 @@ impl Segment {
             }
         }
         all
+    }
+
+    /// Some of [`Self::all_counters`], by number: for who looks often.
+    pub fn some_counters<const N: usize>(&self, index: usize, which: [Counter; N]) -> [u64; N] {
+        let mut sum = which.map(|counter| self.layout().departed[index].counter(counter));
+        self.add_members(index, |member| {
+            for (total, counter) in sum.iter_mut().zip(which) {
+                *total = total.wrapping_add(member.counter(counter));
+            }
+        });
+        sum
+    }
+
+    /// The blocks of all that may have counted something: a slot's counters are 0 when it becomes free.
+    fn add_members(&self, index: usize, mut add: impl FnMut(&PortCounters)) {
+        for (slot, counters) in self.layout().counters.iter().enumerate().take(SLOTS - 1).skip(1) {
+            if self.layout().slots[slot].state() != SlotState::Free {
+                add(&counters[index]);
+            }
+        }
     }
 
     /// Moves what a slot's member has counted to those that are gone, so that the slot starts at zero.

@@ -175,7 +175,7 @@ impl Membership {
                 "its processes share a segment of layout {VERSION}, this one has {theirs}: run one version of scaleFabric"
             )
         };
-        let (mut returned, mut tools) = (Vec::new(), Vec::new());
+        let (mut returned, mut tools, mut tables) = (Vec::new(), Vec::new(), Vec::new());
         for link in std::mem::take(&mut host.strangers) {
             match link.receive() {
                 Received::Nothing => host.strangers.push(link),
@@ -203,6 +203,28 @@ impl Membership {
                         refuse(link, version_text(version));
                     }
                 }
+                Received::Message(Message::Look { version }, _) if version == VERSION => {
+                    if let Ok(segment) = self.segment.duplicate() {
+                        let mut link = link;
+                        link.queue(&Message::Roster { host: self.slot }, vec![Arc::new(segment)]);
+                        let _ = link.flush();
+                    }
+                }
+                Received::Message(Message::Look { version }, _) => refuse(link, version_text(version)),
+                Received::Message(Message::SetPkeys { version, port, pkeys }, _) => {
+                    let table = self.plan.ports.get(usize::from(port)).map(|_| self.segment.port(usize::from(port)));
+                    match table {
+                        _ if version != VERSION => refuse(link, version_text(version)),
+                        Some(table) if pkeys.len() <= PKEYS => {
+                            (0..).zip(&pkeys).for_each(|(index, pkey)| _ = table.set_pkey(index, PKey(*pkey)));
+                            tables.push(link);
+                        }
+                        _ => {
+                            let text = format!("{} P_Keys for port {}: a table has {PKEYS}", pkeys.len(), port + 1);
+                            refuse(link, text);
+                        }
+                    }
+                }
                 Received::Message(_, _) => {}
             }
         }
@@ -218,6 +240,14 @@ impl Membership {
         for (slot, guest) in returned {
             self.watch(guest.link.fd());
             host.guests.insert(slot, guest);
+        }
+        if !tables.is_empty() {
+            self.tell(state);
+            self.nudge_others(state, None);
+        }
+        for mut link in tables {
+            link.queue(&Message::Ready, Vec::new());
+            let _ = link.flush();
         }
     }
 
