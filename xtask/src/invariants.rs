@@ -57,6 +57,7 @@ const FENCES: &[Fence] = &[
             "crates/fabric/src/pool/arena.rs",
             "crates/fabric/src/cache/region.rs",
             "crates/fabric/src/cache/watch.rs",
+            "crates/fabric/src/guard/",
             "crates/ibv/",
             "crates/cli/src/command/run/program.rs",
             "crates/fabric/src/endpoint/descriptor.rs",

@@ -7,7 +7,7 @@ use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::SoftwareProvider;
 pub use scalefabric_nic::survey::{DeviceSurvey, Member};
 use scalefabric_nic::{NicConfig, PortConfig};
-use scalefabric_verbs::{Context, Provider};
+use scalefabric_verbs::{Context, PKey, Provider};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -142,6 +142,18 @@ pub fn surveys(options: &SoftwareOptions, only: Option<&str>) -> Result<Vec<Devi
         }
     }
     Ok(all)
+}
+
+/// Looks at the ports of all devices, without asking the processes that have them open. What cannot be seen is left out.
+pub fn port_surveys(options: &SoftwareOptions) -> Result<Vec<DeviceSurvey>, Failure> {
+    let provider = software(options)?;
+    let devices = provider.devices().during(|| "list the devices")?;
+    Ok(devices.iter().filter_map(|device| provider.survey_ports(&device.name).ok()).collect())
+}
+
+/// Sets the P_Key tables of a device for all processes that have it open, without opening it.
+pub fn set_pkeys(options: &SoftwareOptions, device: &str, pkeys: &[PKey]) -> Result<(), Failure> {
+    software(options)?.set_pkeys(device, pkeys).map(drop).during(|| format!("set the P_Keys of device {device}"))
 }
 
 /// The named device, or the one on a network interface.

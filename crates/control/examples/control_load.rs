@@ -129,10 +129,10 @@ impl Control {
         Ok(Duration::from_millis(ticks * 10))
     }
 
-    /// Largest resident size so far, MiB.
-    fn peak_mib(&self) -> Result<u64, Failure> {
+    /// Resident size, MiB: `VmRSS` now, `VmHWM` at most so far.
+    fn mib(&self, field: &str) -> Result<u64, Failure> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find(|line| line.starts_with("VmHWM:")).ok_or("status")?;
+        let line = status.lines().find(|line| line.starts_with(field)).ok_or("status")?;
         let kib: u64 = line.split_whitespace().nth(1).ok_or("status")?.parse()?;
         Ok(kib / 1024)
     }
@@ -143,6 +143,13 @@ impl Drop for Control {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
+}
+
+/// Runs something on a thread and a runtime of its own, so that what it measures does not wait for the simulated agents of this process.
+fn apart<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> std::thread::JoinHandle<Result<T, Failure>> {
+    std::thread::spawn(move || tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work))
 }
 
 async fn channel(address: &str) -> Result<Channel, Failure> {
@@ -263,10 +270,20 @@ async fn send(out: &mpsc::Sender<proto::FromAgent>, message: from_agent::Message
 }
 
 /// A watcher: how long after it was told each change arrived.
-async fn watch_changes(address: String, told: Told, delays: Arc<Mutex<Vec<Duration>>>) -> Result<(), Failure> {
+async fn watch_changes(
+    address: String,
+    told: Told,
+    mut end: watch::Receiver<bool>,
+    delays: Arc<Mutex<Vec<Duration>>>,
+) -> Result<(), Failure> {
     let mut client = ControlClient::new(channel(&address).await?);
     let mut stream = client.watch(proto::WatchRequest::default()).await?.into_inner();
-    while let Some(change) = stream.message().await? {
+    loop {
+        let change = tokio::select! {
+            change = stream.message() => change?,
+            _ = end.wait_for(|end| *end) => return Ok(()),
+        };
+        let Some(change) = change else { return Ok(()) };
         let Some(directory_change::Change::Connection(located)) = change.change else { continue };
         let agent = located.node.trim_start_matches("node").parse::<usize>()?;
         let generation = located.connection.map_or(0, |connection| connection.generation);
@@ -274,7 +291,6 @@ async fn watch_changes(address: String, told: Told, delays: Arc<Mutex<Vec<Durati
             delays.lock().map_err(|_| "lock")?.push(at.elapsed());
         }
     }
-    Ok(())
 }
 
 /// Look-ups of every kind, at a steady rate whether answers are slow or not: a slow answer does not hide the next ones.
@@ -351,27 +367,33 @@ async fn measure(plan: Plan, control: &Control) -> Result<bool, Failure> {
     );
     let (delays, times) = (Arc::new(Mutex::default()), Arc::new(Mutex::default()));
     let end = Arc::new(AtomicBool::new(false));
-    let watching = tokio::spawn(watch_changes(control.address.clone(), Arc::clone(&told), Arc::clone(&delays)));
+    let (over, is_over) = watch::channel(false);
+    let watching = apart(watch_changes(control.address.clone(), Arc::clone(&told), is_over, Arc::clone(&delays)));
     tokio::time::sleep(Duration::from_secs(2)).await;
     steady.send_replace(true);
-    let looking = tokio::spawn(look_up(control.address.clone(), plan, Arc::clone(&end), Arc::clone(&times)));
+    let looking = apart(look_up(control.address.clone(), plan, Arc::clone(&end), Arc::clone(&times)));
     let (cpu, from) = (control.cpu()?, Instant::now());
     tokio::time::sleep(Duration::from_secs(plan.seconds)).await;
     let cores = (control.cpu()? - cpu).as_secs_f64() / from.elapsed().as_secs_f64();
     steady.send_replace(false);
     end.store(true, Ordering::Relaxed);
-    looking.await??;
+    looking.join().map_err(|_| "the look-ups ended with a panic")??;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    watching.abort();
+    over.send_replace(true);
+    watching.join().map_err(|_| "the watcher ended with a panic")??;
+    // An agent that was cut off while it was measured is a failure, however good the figures are.
+    while let Some(ended) = failures.try_join_next() {
+        ended??;
+    }
     failures.abort_all();
     let mut times = std::mem::take(&mut *times.lock().map_err(|_| "lock")?);
     let mut delays: Vec<Duration> = std::mem::take(&mut *delays.lock().map_err(|_: std::sync::PoisonError<_>| "lock")?);
     let unheard = told.lock().map_err(|_| "lock")?.len();
-    let peak = control.peak_mib()?;
+    let (now, peak) = (control.mib("VmRSS:")?, control.mib("VmHWM:")?);
     let lookup = row("look-ups", &mut times);
     let watch = row("watcher told after", &mut delays);
     println!("changes not heard of by the watcher: {unheard}");
-    println!("control: {cores:.2} cores, {peak} MiB at most");
+    println!("control: {cores:.2} cores, {now} MiB resident, {peak} MiB at most");
     let fits = cores <= 1.0
         && peak <= 512
         && lookup < Duration::from_millis(5)

@@ -37,6 +37,9 @@ pub struct Control {
     pub lease_seconds: Option<u64>,
     /// How often agents tell loads. Default 100, 10 to 60000. Short: moves are decided sooner, and more is sent; long: the other way round.
     pub load_interval_ms: Option<u64>,
+    /// File that describes switches, their links and cables that LLDP does not tell of (docs/configuration.md). It takes the place of the one in the
+    /// store when control starts. Default: the one in the store, else none.
+    pub topology: Option<PathBuf>,
     /// File with the bearer token for HTTP. Without it HTTP is open to this host, on loopback only.
     pub token_file: Option<PathBuf>,
     /// Where the state is.
@@ -91,7 +94,9 @@ pub struct Agent {
     pub memory: Option<PathBuf>,
     /// Certificates; needed for `https`.
     pub tls: Option<AgentTls>,
-    /// What is at the other ends of links.
+    /// The program that prints what LLDP has learnt. Default `lldpctl`, which need not be there; empty: nobody is asked.
+    pub lldpctl: Option<PathBuf>,
+    /// What is at the other ends of links, where LLDP does not say.
     #[serde(rename = "neighbour")]
     pub neighbours: Vec<agent::Neighbour>,
 }
@@ -148,6 +153,7 @@ impl Control {
         if let Some(interval) = self.load_interval_ms {
             settings.load_interval = Duration::from_millis(interval);
         }
+        settings.topology = self.topology.as_deref().map(text).transpose()?;
         let token =
             |path: &PathBuf| Token::new(&text(path)?).map_err(|error| Wrong(format!("{}: {error}", path.display())));
         let tls = |tls: &ControlTls| {
@@ -206,6 +212,10 @@ impl Agent {
             any_user: self.any_user,
             memory: Some(memory),
             neighbours: self.neighbours.clone(),
+            lldpctl: match &self.lldpctl {
+                None => Some("lldpctl".into()),
+                Some(program) => (!program.as_os_str().is_empty()).then(|| program.clone()),
+            },
         })
     }
 }

@@ -6,12 +6,13 @@
 //! | `nodes/<node>` | [`crate::directory::NodeRecord`] | lease of the agent | the replica that the agent joined |
 //! | `connections/<node>/<process>/<origin>/<serial>` | [`scalefabric_fabric::directory::ConnectionRecord`] | lease of the agent | the same |
 //! | `services/<service>/<node>` | [`scalefabric_fabric::directory::ServiceAddress`] | lease of the agent | the same |
+//! | `holdings/<node>` | what tenants have on a node: [`scalefabric_fabric::directory::Holdings`] by tenant | lease of the agent | the same |
 //! | `loads/<replica>` | [`crate::load::Loads`] of the agents of a replica | lease of the replica | each replica, twice a second |
 //! | `replicas/<replica>` | [`crate::service::ReplicaRecord`] | lease of the replica | each replica |
 //! | `leaders/<duty>` | name of the replica that has the duty; the revision of its making, counted from `epoch`, is the fencing token | lease of that replica | [`crate::leader`] |
 //! | `orders/<node>/<id>` | [`crate::order::OrderRecord`], its answer included | until it is swept away, 10 minutes after its end | who orders, then the replica of the agent |
 //! | `epoch` | when the store was first used, milliseconds since 1970 | for ever | [`crate::leader`] |
-//! | `topology/…` | switches and links as an operator told them | for ever | `topology` |
+//! | `topology/file` | the operator's topology file, its TOML as a JSON string | for ever | the replica that was started with one |
 //! | `tenants/rules` | [`crate::tenant::Tenants`], whole | for ever | an operator, over HTTP |
 //! | `rebalance/settings` | [`crate::rebalance::Settings`]: rules, freeze, wishes | for ever | [`crate::rebalance`] |
 //! | `keys/…` | schedule of key rotation, when it was followed, the last rotations; never a key | for ever | [`crate::rotation`] |
@@ -26,6 +27,8 @@ pub const NODES: &str = "nodes/";
 pub const CONNECTIONS: &str = "connections/";
 /// Services.
 pub const SERVICES: &str = "services/";
+/// What tenants have, by node.
+pub const HOLDINGS: &str = "holdings/";
 /// Loads by replica.
 pub const LOADS: &str = "loads/";
 /// Replicas.
@@ -36,6 +39,8 @@ pub const LEADERS: &str = "leaders/";
 pub const ORDERS: &str = "orders/";
 /// Switches and links.
 pub const TOPOLOGY: &str = "topology/";
+/// The operator's topology file.
+pub const TOPOLOGY_FILE: &str = "topology/file";
 /// Tenants.
 pub const TENANTS: &str = "tenants/";
 /// The part of [`TENANTS`] that holds the rules.
@@ -94,6 +99,11 @@ pub fn connection(node: &str, process: &str, id: &ConnectionId) -> String {
 /// Of a service at a node.
 pub fn service(service: &str, node: &str) -> String {
     format!("{SERVICES}{}/{}", part(service), part(node))
+}
+
+/// Of what tenants have on a node.
+pub fn holdings(node: &str) -> String {
+    format!("{HOLDINGS}{}", part(node))
 }
 
 /// Of an order.

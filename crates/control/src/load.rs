@@ -48,6 +48,9 @@ pub struct ConnectionLoad {
     pub tx_bps: f64,
     /// Bits a second received.
     pub rx_bps: f64,
+    /// Whether the end that was connected to says so; else the end that connected.
+    #[serde(default)]
+    pub passive: bool,
     /// Packets sent again by packets sent, 0 to 1.
     pub retransmit_ratio: f64,
     /// How long ago it was measured, milliseconds.
@@ -137,6 +140,7 @@ impl LoadTable {
                 serial: id.serial,
                 tx_bps: bps(one.tx_bytes),
                 rx_bps: bps(one.rx_bytes),
+                passive: one.passive,
                 retransmit_ratio: ratio.min(1.0),
                 age_ms: 0,
             })

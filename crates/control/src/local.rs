@@ -1,7 +1,8 @@
 //! What processes and the agent of their node say to one another over its Unix socket: one JSON object a line, at most [`MAX_LINE`] bytes. Neither
 //! side trusts the other to be well: who sends what makes no sense is cut off.
 
-use scalefabric_fabric::directory::{ConnectionId, ConnectionRecord, Order, OrderResult, ServiceAddress};
+pub use scalefabric_fabric::directory::Carried;
+use scalefabric_fabric::directory::{ConnectionRecord, Holdings, Order, OrderResult, ServiceAddress};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,20 +23,8 @@ pub fn default_socket() -> PathBuf {
 /// The tenants' policy: the values of `tenants/…` by name.
 pub type Policy = BTreeMap<String, serde_json::Value>;
 
-/// What a connection carried since it was told last.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Carried {
-    /// Which.
-    pub id: ConnectionId,
-    /// Bytes sent.
-    pub tx_bytes: u64,
-    /// Bytes received.
-    pub rx_bytes: u64,
-    /// Packets sent.
-    pub packets: u64,
-    /// Packets of those that were sent again.
-    pub retransmitted: u64,
-}
+/// Most connections of one [`FromProcess::Carried`]: an agent tells control of no more.
+pub const MAX_CARRIED: usize = 64;
 
 /// From a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,10 +59,19 @@ pub enum FromProcess {
         /// How.
         outcome: OrderResult,
     },
-    /// What connections carried since it was told last.
+    /// What connections carried in an interval.
     Carried {
-        /// Those that carried anything.
+        /// Its length, microseconds.
+        interval_us: u32,
+        /// Those that carried the most, at most [`MAX_CARRIED`].
         connections: Vec<Carried>,
+    },
+    /// What a tenant has in this process.
+    Hold {
+        /// Its name.
+        tenant: String,
+        /// What.
+        holdings: Holdings,
     },
 }
 
@@ -99,6 +97,11 @@ pub enum ToProcess {
     Policy {
         /// By tenant.
         tenants: Policy,
+    },
+    /// What tenants have outside this process, on all nodes together.
+    Elsewhere {
+        /// By tenant; who is not among them has nothing.
+        tenants: BTreeMap<String, Holdings>,
     },
     /// Do this and answer.
     Order {

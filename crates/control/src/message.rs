@@ -4,9 +4,10 @@
 use crate::proto::control as proto;
 use scalefabric_fabric::Path;
 use scalefabric_fabric::directory::{
-    ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Order, OrderResult, ServiceAddress,
+    ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Holdings, Order, OrderResult, ServiceAddress,
 };
 use scalefabric_verbs::Gid;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Longest name of a node, tenant, service, device or origin, bytes.
@@ -168,6 +169,32 @@ pub fn connection_message(record: &ConnectionRecord) -> proto::Connection {
         handle: 0,
         process: String::new(),
     }
+}
+
+/// Most tenants of a message.
+pub const MAX_TENANTS: usize = 4096;
+
+/// Reads what tenants have.
+pub fn holdings(message: &proto::Holdings) -> Result<BTreeMap<String, Holdings>, Malformed> {
+    if message.tenants.len() > MAX_TENANTS {
+        return wrong(format!("{} tenants; at most {MAX_TENANTS}", message.tenants.len()));
+    }
+    let one = |one: &proto::TenantHoldings| {
+        let holdings = Holdings { qps: one.qps, mrs: one.mrs, memory_bytes: one.memory };
+        Ok((name("tenant", &one.tenant, false)?, holdings))
+    };
+    message.tenants.iter().map(one).collect()
+}
+
+/// Writes what tenants have.
+pub fn holdings_message(all: &BTreeMap<String, Holdings>) -> proto::Holdings {
+    let one = |(tenant, holdings): (&String, &Holdings)| proto::TenantHoldings {
+        tenant: tenant.clone(),
+        qps: holdings.qps,
+        mrs: holdings.mrs,
+        memory: holdings.memory_bytes,
+    };
+    proto::Holdings { tenants: all.iter().map(one).collect() }
 }
 
 /// Reads a service's address.

@@ -3,8 +3,10 @@
 
 use crate::error::FabricError;
 use crate::path::Path;
+use scalefabric_verbs::PKey;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// A connection's name within the fabric: who made it, and a number that its maker never uses again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -126,6 +128,55 @@ pub enum OrderResult {
     },
 }
 
+/// What a connection carried in an interval, as this end of it counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Which.
+    pub id: ConnectionId,
+    /// Bytes of operations that ended: sent, written, and operands of atomics.
+    pub tx_bytes: u64,
+    /// Bytes received and read. What the peer wrote into memory is not seen here; the peer counts it.
+    pub rx_bytes: u64,
+    /// Packets sent, if it is known; else 0.
+    pub packets: u64,
+    /// Packets of those that were sent again.
+    pub retransmitted: u64,
+}
+
+/// What a tenant has in a process, or asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holdings {
+    /// Queue pairs.
+    pub qps: u64,
+    /// Memory regions.
+    pub mrs: u64,
+    /// Registered memory, bytes.
+    pub memory_bytes: u64,
+}
+
+/// How much of something a tenant may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// At most, on all nodes together.
+    pub most: u64,
+    /// What it has outside this process, as far as is known.
+    pub elsewhere: u64,
+}
+
+/// What a tenant may have; `None`: as much as it likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Allowance {
+    /// Queue pairs.
+    pub qps: Option<Limit>,
+    /// Memory regions.
+    pub mrs: Option<Limit>,
+    /// Registered memory, bytes.
+    pub memory_bytes: Option<Limit>,
+    /// Rate at which each of its processes may send, bits per second.
+    pub rate_bps: Option<u64>,
+}
+
 /// Where a service can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceAddress {
@@ -151,8 +202,8 @@ pub trait Directory: Send + Sync + Debug {
     /// Where a service can be reached, from what is known now, remembered addresses included; empty if nothing is known.
     fn resolve(&self, service: &str) -> Vec<ServiceAddress>;
 
-    /// May a connection of `tenant` be made to `service`? From the last known policy; an error says who forbids it.
-    fn may_connect(&self, tenant: &str, service: &str) -> Result<(), FabricError>;
+    /// May a connection of `tenant` be made to `service`, and in which partition? From the last known policy; an error says who forbids it. Both ends ask.
+    fn may_connect(&self, tenant: &str, service: &str) -> Result<PKey, FabricError>;
 
     /// Takes the next order, if there is one.
     fn next_order(&self) -> Option<Order>;
@@ -163,6 +214,27 @@ pub trait Directory: Send + Sync + Debug {
     /// Whether it moves connections away from load and losses by itself: then no connection does so of its own accord.
     fn balances(&self) -> bool {
         false
+    }
+
+    /// What a tenant may have now. Default: as much as it likes.
+    fn allowance(&self, tenant: &str) -> Allowance {
+        let _ = tenant;
+        Allowance::default()
+    }
+
+    /// Tells what a tenant has in this process.
+    fn holds(&self, tenant: &str, holdings: Holdings) {
+        let _ = (tenant, holdings);
+    }
+
+    /// How often it wants to be told what connections carry; `None`, the default: never.
+    fn load_interval(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Tells what connections carried in the last `interval`. Those that carried nothing are left out.
+    fn carried(&self, interval: Duration, connections: Vec<Carried>) {
+        let _ = (interval, connections);
     }
 }
 
@@ -179,8 +251,8 @@ impl Directory for NoDirectory {
         Vec::new()
     }
 
-    fn may_connect(&self, _: &str, _: &str) -> Result<(), FabricError> {
-        Ok(())
+    fn may_connect(&self, _: &str, _: &str) -> Result<PKey, FabricError> {
+        Ok(PKey::DEFAULT)
     }
 
     fn next_order(&self) -> Option<Order> {

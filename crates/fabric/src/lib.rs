@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod error;
 pub mod exchange;
 mod fork;
+pub mod guard;
 pub mod operation;
 pub mod path;
 pub mod pool;

@@ -9,7 +9,8 @@ use scalefabric_control::agent::{Agent, State};
 use scalefabric_control::clock::Machine;
 use scalefabric_control::config;
 use scalefabric_control::directory::PortRecord;
-use scalefabric_verbs::PortState;
+use scalefabric_transport::Counter;
+use scalefabric_verbs::{PKey, PortState};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -91,17 +92,28 @@ fn tell(as_json: bool, state: &State) {
     }
 }
 
-/// The devices of the software NIC, looked at from outside.
+/// The devices of the software NIC, looked at from outside. Tables and counters are shared memory, which is read without asking anybody; which device is shared
+/// where is looked at with the ports.
 struct Surveyed {
     /// What is said of each port, if it is not what its device says.
     rate_mbps: Option<u64>,
     devices: Vec<DeviceSurvey>,
 }
 
+/// What the agent counts, in the order of [`PortCounters`].
+const COUNTED: [Counter; 4] =
+    [Counter::SentBytes, Counter::ReceivedBytes, Counter::RetransmittedPackets, Counter::EcnMarked];
+
+impl Surveyed {
+    fn look(&mut self) {
+        // Without devices there are no ports; the agent still serves.
+        self.devices = software::port_surveys(&SoftwareOptions::default()).unwrap_or_default();
+    }
+}
+
 impl PortSource for Surveyed {
     fn ports(&mut self) -> Vec<PortRecord> {
-        // Without devices there are no ports; the agent still serves.
-        self.devices = software::surveys(&SoftwareOptions::default(), None).unwrap_or_default();
+        self.look();
         let mut records = Vec::new();
         for device in &self.devices {
             for port in device.ports().unwrap_or_default() {
@@ -110,7 +122,7 @@ impl PortSource for Surveyed {
                     port_num: port.port_num,
                     gids: port.gids.iter().map(|(_, gid)| gid.0.into()).collect(),
                     rate_mbps: self.rate_mbps.unwrap_or(port.speed_mbps.into()),
-                    numa_node: None,
+                    numa_node: numa_node(&port.interface),
                     active: port.state == PortState::Active,
                 });
             }
@@ -119,9 +131,43 @@ impl PortSource for Surveyed {
     }
 
     fn counters(&mut self) -> Vec<PortCounters> {
-        let ports = self.devices.iter().flat_map(|device| device.ports().unwrap_or_default());
-        ports
-            .map(|port| PortCounters::from_names(port.counters.iter().map(|(name, value)| (name.as_str(), *value))))
+        let counted = self.devices.iter().flat_map(|device| device.counted(COUNTED));
+        counted
+            .map(|[tx_bytes, rx_bytes, retransmitted, marked]| PortCounters {
+                tx_bytes,
+                rx_bytes,
+                retransmitted,
+                marked,
+            })
             .collect()
     }
+
+    fn interfaces(&mut self) -> Vec<String> {
+        let ports = self.devices.iter().flat_map(|device| &device.plan.ports);
+        ports.map(|port| port.interface.clone()).collect()
+    }
+
+    fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), String> {
+        // Looked at anew, for whoever opens a device that nobody had open begins with the default table. The ports' counters are of the devices that were
+        // listed with them.
+        let devices = software::port_surveys(&SoftwareOptions::default()).map_err(|error| error.to_string())?;
+        let stands = |table: &[PKey]| {
+            let wanted = pkeys.iter().copied().chain(std::iter::repeat(PKey(0)));
+            table.iter().zip(wanted).all(|(is, wanted)| *is == wanted)
+        };
+        for device in devices.iter().filter(|device| device.is_open()) {
+            let ports = device.ports().map_err(|error| error.message)?;
+            if !ports.iter().all(|port| stands(&port.pkeys)) {
+                let name = &device.plan.info.name;
+                software::set_pkeys(&SoftwareOptions::default(), name, pkeys).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The NUMA node of a network interface's device, if the kernel says so; virtual interfaces have none.
+fn numa_node(interface: &str) -> Option<u16> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/device/numa_node")).ok()?;
+    text.trim().parse().ok()
 }

@@ -3,12 +3,12 @@
 
 use super::State;
 use crate::clock::Clock;
-use crate::local::{Carried, FromProcess, PROTOCOL, ToProcess};
+use crate::local::{Carried, FromProcess, MAX_CARRIED, PROTOCOL, Policy, ToProcess};
 use crate::memory::Memory;
 use crate::message::{self, Answer};
 use crate::proto::control as proto;
 use scalefabric_fabric::directory::{
-    ConnectionId, ConnectionRecord, ConnectionState, Order, OrderResult, ServiceAddress,
+    ConnectionId, ConnectionRecord, ConnectionState, Holdings, Order, OrderResult, ServiceAddress,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,10 @@ use tokio::sync::{Notify, mpsc};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Answers that are kept, for orders that come a second time.
 const KEPT_ANSWERS: usize = 4096;
+/// Most tenants that a process works for.
+const MAX_TENANTS: usize = 64;
+/// How long what a process told of a connection's load is believed, at least.
+const BELIEVED: Duration = Duration::from_millis(250);
 /// Most processes of a node.
 const MAX_PROCESSES: usize = 4096;
 /// Most connections and services of a process.
@@ -36,6 +40,10 @@ pub struct Hub {
     inner: Mutex<Inner>,
     /// Something is to be told to control.
     pub upward: Notify,
+    /// Tenants have more or less than before, here or elsewhere.
+    pub holdings: Notify,
+    /// The policy has changed.
+    pub policy_changed: Notify,
     told: Notify,
 }
 
@@ -55,6 +63,10 @@ struct Inner {
     answers: VecDeque<(String, Answer)>,
     /// For control.
     to_tell: Vec<(String, Answer)>,
+    /// What tenants have on other nodes.
+    elsewhere: BTreeMap<String, Holdings>,
+    /// What they have here, as control was told last.
+    told_holdings: BTreeMap<String, Holdings>,
     replica: Option<String>,
     trouble: Option<String>,
 }
@@ -74,7 +86,41 @@ struct Process {
     out: Option<mpsc::Sender<Arc<ToProcess>>>,
     records: HashMap<ConnectionId, (ConnectionRecord, u32)>,
     offers: BTreeMap<String, ServiceAddress>,
-    carried: HashMap<ConnectionId, Carried>,
+    carried: HashMap<ConnectionId, Rate>,
+    /// Its number as it sees it itself, which is part of the names of the connections that it makes.
+    pid: u32,
+    /// What tenants have in it.
+    holdings: BTreeMap<String, Holdings>,
+}
+
+/// Whether a process with this number, of this node, made a connection: origins are `<node>/<process>-<start>`.
+fn is_made_by(id: &ConnectionId, node: &str, pid: u32) -> bool {
+    let Some((of, process)) = id.origin.split_once('/') else { return false };
+    of == node && process.split('-').next().is_some_and(|number| number.parse() == Ok(pid))
+}
+
+/// What a connection carries, as its process told last.
+#[derive(Debug)]
+struct Rate {
+    told: Duration,
+    interval: Duration,
+    carried: Carried,
+}
+
+impl Rate {
+    /// What it carries in another interval. Processes and agent do not count at the same moments: only rates can be compared.
+    fn within(&self, interval: Duration, handle: u32, is_maker: bool) -> proto::ConnectionLoad {
+        let share = interval.as_secs_f64() / self.interval.as_secs_f64().max(1e-3);
+        let scaled = |count: u64| (count as f64 * share).round() as u64;
+        proto::ConnectionLoad {
+            handle,
+            tx_bytes: scaled(self.carried.tx_bytes),
+            rx_bytes: scaled(self.carried.rx_bytes),
+            packets: scaled(self.carried.packets),
+            retransmitted: scaled(self.carried.retransmitted),
+            passive: !is_maker,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -88,8 +134,8 @@ impl Hub {
     /// An empty one that remembers.
     pub fn new(node: &str, memory: Memory, clock: Arc<dyn Clock>) -> Self {
         let inner = Inner { memory, ..Inner::default() };
-        let (upward, told) = (Notify::new(), Notify::new());
-        Self { node: node.to_owned(), clock, inner: Mutex::new(inner), upward, told }
+        let [upward, holdings, policy_changed, told] = std::array::from_fn(|_| Notify::new());
+        Self { node: node.to_owned(), clock, inner: Mutex::new(inner), upward, holdings, policy_changed, told }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -112,8 +158,15 @@ impl Hub {
             more += 1;
             name = format!("{pid}-{more}");
         }
-        let process =
-            Process { name, out: Some(out), records: HashMap::new(), offers: BTreeMap::new(), carried: HashMap::new() };
+        let process = Process {
+            name,
+            out: Some(out),
+            records: HashMap::new(),
+            offers: BTreeMap::new(),
+            carried: HashMap::new(),
+            pid: 0,
+            holdings: BTreeMap::new(),
+        };
         inner.processes.insert(key, process);
         Some(key)
     }
@@ -133,14 +186,21 @@ impl Hub {
         }
         drop(inner);
         self.upward.notify_one();
+        self.holdings.notify_one();
     }
 
     /// What a process says. False: it makes no sense.
     pub fn handle_message(&self, key: ProcessKey, message: FromProcess) -> bool {
-        let mut inner = self.inner();
-        let sense = inner.hear(&self.node, key, message);
-        drop(inner);
-        self.upward.notify_one();
+        let now = self.clock.now();
+        // Loads go with the next measurement.
+        let urgent = !matches!(message, FromProcess::Carried { .. } | FromProcess::Hold { .. });
+        let of_tenant = matches!(message, FromProcess::Hold { .. });
+        let sense = self.inner().hear(&self.node, key, message, now);
+        if urgent {
+            self.upward.notify_one();
+        } else if of_tenant {
+            self.holdings.notify_one();
+        }
         sense
     }
 
@@ -167,6 +227,8 @@ impl Hub {
         inner.remember = true;
         let message = Arc::new(ToProcess::Policy { tenants });
         inner.processes.values_mut().for_each(|process| _ = process.tell(&message));
+        drop(inner);
+        self.policy_changed.notify_one();
     }
 
     /// An order, from control.
@@ -176,6 +238,49 @@ impl Hub {
         let until = self.clock.now() + PATIENCE + Duration::from_millis(overlap_ms);
         self.inner().order(id, order, until);
         self.upward.notify_one();
+    }
+
+    /// What tenants have on other nodes, from control.
+    pub fn handle_elsewhere(&self, elsewhere: BTreeMap<String, Holdings>) {
+        self.inner().elsewhere = elsewhere;
+        self.holdings.notify_one();
+    }
+
+    /// Tells each process what tenants have outside it.
+    pub fn spread_holdings(&self) {
+        let mut inner = self.inner();
+        let mut all = inner.elsewhere.clone();
+        sum(&mut all, inner.processes.values().flat_map(|process| &process.holdings));
+        for process in inner.processes.values_mut().filter(|process| !process.holdings.is_empty()) {
+            let mut tenants = all.clone();
+            tenants.retain(|tenant, _| process.holdings.contains_key(tenant));
+            for (tenant, own) in &process.holdings {
+                if let Some(sum) = tenants.get_mut(tenant) {
+                    sum.qps -= own.qps;
+                    sum.mrs -= own.mrs;
+                    sum.memory_bytes = sum.memory_bytes.saturating_sub(own.memory_bytes);
+                }
+            }
+            process.tell(&Arc::new(ToProcess::Elsewhere { tenants }));
+        }
+    }
+
+    /// What tenants have on this node, if that changed; `anew`: in any case.
+    pub fn take_holdings(&self, anew: bool) -> Option<BTreeMap<String, Holdings>> {
+        let mut inner = self.inner();
+        let mut all = BTreeMap::new();
+        sum(&mut all, inner.processes.values().flat_map(|process| &process.holdings));
+        all.retain(|_, holdings| *holdings != Holdings::default());
+        if !anew && all == inner.told_holdings {
+            return None;
+        }
+        inner.told_holdings.clone_from(&all);
+        Some(all)
+    }
+
+    /// The policy, as it is known now.
+    pub fn policy(&self) -> Option<Policy> {
+        self.inner().memory.policy.clone()
     }
 
     /// Joined, or not, and why.
@@ -257,21 +362,18 @@ impl Hub {
         std::mem::take(&mut inner.to_tell)
     }
 
-    /// What the busiest connections carried since it was asked last.
-    pub fn take_carried(&self, most: usize) -> Vec<proto::ConnectionLoad> {
+    /// What the busiest connections carry in an interval, at most so many.
+    pub fn take_carried(&self, interval: Duration, most: usize) -> Vec<proto::ConnectionLoad> {
+        let now = self.clock.now();
         let mut inner = self.inner();
         let mut loads = Vec::new();
-        for process in inner.processes.values_mut() {
-            for (id, one) in process.carried.drain() {
-                let Some((_, handle)) = process.records.get(&id) else { continue };
-                loads.push(proto::ConnectionLoad {
-                    handle: *handle,
-                    tx_bytes: one.tx_bytes,
-                    rx_bytes: one.rx_bytes,
-                    packets: one.packets,
-                    retransmitted: one.retransmitted,
-                });
-            }
+        for Process { carried, records, pid, .. } in inner.processes.values_mut() {
+            // A process tells of what carries something; who is not spoken of for longer than that carries nothing.
+            carried.retain(|_, rate| now.saturating_sub(rate.told) <= BELIEVED.max(rate.interval * 5 / 2));
+            let handle = |id| records.get(id).map(|(_, handle)| *handle);
+            let load =
+                |(id, rate): (_, &Rate)| Some(rate.within(interval, handle(id)?, is_made_by(id, &self.node, *pid)));
+            loads.extend(carried.iter().filter_map(load));
         }
         loads.sort_unstable_by_key(|load| std::cmp::Reverse(load.tx_bytes.saturating_add(load.rx_bytes)));
         loads.truncate(most);
@@ -306,6 +408,16 @@ impl Hub {
     }
 }
 
+/// Adds up what tenants have.
+fn sum<'a>(all: &mut BTreeMap<String, Holdings>, more: impl Iterator<Item = (&'a String, &'a Holdings)>) {
+    for (tenant, holdings) in more {
+        let sum = all.entry(tenant.clone()).or_default();
+        sum.qps += holdings.qps;
+        sum.mrs += holdings.mrs;
+        sum.memory_bytes = sum.memory_bytes.saturating_add(holdings.memory_bytes);
+    }
+}
+
 impl Process {
     /// One that does not take its messages is cut off: its queue ends, and so does its socket. It comes back and hears everything anew.
     fn tell(&mut self, message: &Arc<ToProcess>) -> bool {
@@ -325,10 +437,11 @@ impl Process {
 }
 
 impl Inner {
-    fn hear(&mut self, node: &str, key: ProcessKey, message: FromProcess) -> bool {
+    fn hear(&mut self, node: &str, key: ProcessKey, message: FromProcess, now: Duration) -> bool {
         let Some(process) = self.processes.get_mut(&key) else { return false };
         match message {
-            FromProcess::Hello { .. } => {
+            FromProcess::Hello { pid, .. } => {
+                process.pid = pid;
                 process.tell(&Arc::new(ToProcess::Welcome { protocol: PROTOCOL, node: node.to_owned() }));
                 if let Some(tenants) = self.memory.policy.clone() {
                     process.tell(&Arc::new(ToProcess::Policy { tenants }));
@@ -355,10 +468,25 @@ impl Inner {
                 self.wants_changed |= self.wants.insert(service);
             }
             FromProcess::Answer { id, outcome } => self.answered(key, &id, outcome),
-            FromProcess::Carried { connections } => {
-                for one in connections {
-                    if process.records.contains_key(&one.id) {
-                        process.carried.insert(one.id.clone(), one);
+            FromProcess::Hold { tenant, holdings } => {
+                let known = process.holdings.contains_key(&tenant);
+                let too_much = holdings.qps.max(holdings.mrs) > MAX_RECORDS as u64;
+                if message::name("tenant", &tenant, false).is_err()
+                    || too_much
+                    || (!known && process.holdings.len() >= MAX_TENANTS)
+                {
+                    return false;
+                }
+                process.holdings.insert(tenant, holdings);
+            }
+            FromProcess::Carried { interval_us, connections } => {
+                if interval_us == 0 || connections.len() > MAX_CARRIED {
+                    return false;
+                }
+                let interval = Duration::from_micros(interval_us.into());
+                for carried in connections {
+                    if process.records.contains_key(&carried.id) {
+                        process.carried.insert(carried.id.clone(), Rate { told: now, interval, carried });
                     }
                 }
             }

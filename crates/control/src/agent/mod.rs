@@ -3,14 +3,16 @@
 
 mod door;
 mod hub;
+mod lldp;
 pub mod ports;
 mod uplink;
 
 use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::message;
+use crate::tenant::Tenants;
 use hub::Hub;
-use ports::PortSource;
+use ports::{PortSource, SharedSource};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +20,11 @@ use tokio::task::JoinSet;
 
 /// How often the memory is written, at most.
 const REMEMBER: Duration = Duration::from_secs(1);
+
+/// Between two messages about what tenants have elsewhere.
+const SPREAD: Duration = Duration::from_millis(100);
+/// How often the P_Key tables of the ports are looked at.
+const PARTITION: Duration = Duration::from_millis(500);
 
 /// How an agent works.
 #[derive(Clone, Debug)]
@@ -36,6 +43,8 @@ pub struct Settings {
     pub memory: Option<PathBuf>,
     /// What is at the other ends of links, where LLDP does not say.
     pub neighbours: Vec<Neighbour>,
+    /// The program that prints what LLDP has learnt, as `lldpctl` does; `None`: nobody is asked.
+    pub lldpctl: Option<PathBuf>,
 }
 
 /// The other end of a port's link, as the configuration tells it.
@@ -108,11 +117,18 @@ impl Agent {
         message::node_name(&settings.node).map_err(|error| Unusable(error.to_string()))?;
         let memory = settings.memory.as_deref().map(Memory::load).unwrap_or_default();
         let hub = Arc::new(Hub::new(&settings.node, memory, Arc::clone(&clock)));
-        let uplink = uplink::Uplink::new(&settings, Arc::clone(&hub), ports, clock)?;
+        let cables = lldp::Neighbours::default();
+        let source = SharedSource::new(ports);
+        let uplink = uplink::Uplink::new(&settings, Arc::clone(&hub), source.clone(), cables.clone(), clock)?;
         let listener = door::open(&settings.socket, settings.any_user)?;
         let mut tasks = JoinSet::new();
         tasks.spawn(uplink.run());
         tasks.spawn(door::run(Arc::clone(&hub), listener, settings.any_user));
+        tasks.spawn(spread_holdings(Arc::clone(&hub)));
+        tasks.spawn(partition(Arc::clone(&hub), source, settings.node));
+        if let Some(program) = settings.lldpctl {
+            tasks.spawn(cables.run(program));
+        }
         if let Some(path) = settings.memory {
             tasks.spawn(remember(Arc::clone(&hub), path));
         }
@@ -133,6 +149,41 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// Tells processes what their tenants have elsewhere, at most ten times a second.
+async fn spread_holdings(hub: Arc<Hub>) {
+    loop {
+        hub.holdings.notified().await;
+        hub.spread_holdings();
+        tokio::time::sleep(SPREAD).await;
+    }
+}
+
+/// Keeps the P_Keys of the tenants that may run here in the tables of the node's ports, whether control is there or not. Where nobody has given rules for tenants, the
+/// tables are left alone.
+async fn partition(hub: Arc<Hub>, source: SharedSource, node: String) {
+    let mut known = None;
+    let mut table = None;
+    let mut trouble = String::new();
+    loop {
+        let policy = hub.policy();
+        if policy != known {
+            let rules = policy.as_ref().and_then(|policy| policy.get(crate::keys::TENANT_RULES));
+            let rules = rules.and_then(|rules| serde_json::from_value::<Tenants>(rules.clone()).ok());
+            // Rules that were taken away leave the default partition alone in the tables.
+            table = rules.or_else(|| table.as_ref().map(|_| Tenants::default())).map(|rules| rules.pkey_table(&node));
+            known = policy;
+        }
+        let outcome = table.as_ref().map_or(Ok(()), |table| source.lock().set_pkeys(table));
+        let now = outcome.err().unwrap_or_default();
+        if !now.is_empty() && now != trouble {
+            eprintln!("sfab: the P_Keys of tenants cannot be set: {now}");
+        }
+        trouble = now;
+        // A device that is opened later has tables of its own.
+        let _ = tokio::time::timeout(PARTITION, hub.policy_changed.notified()).await;
     }
 }
 

@@ -3,8 +3,8 @@
 
 use crate::directory::PortRecord;
 use crate::proto::control as proto;
-use scalefabric_verbs::{Context, DeviceAttr, PortState};
-use std::sync::Arc;
+use scalefabric_verbs::{Context, DeviceAttr, PKey, PortState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Where ports and their counters are looked up. Called from one thread, ten times a second: it must be cheap.
@@ -14,6 +14,33 @@ pub trait PortSource: Send {
 
     /// Counters of the ports of the last call, in the same order.
     fn counters(&mut self) -> Vec<PortCounters>;
+
+    /// Network interfaces of the ports of the last call, in the same order, empty where it is not known: LLDP speaks of interfaces. Default: none is.
+    fn interfaces(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Puts P_Keys into the tables of all ports, from index 0, where they do not stand there already; the rest of a table is emptied. The reason if it cannot be done.
+    /// Default: the ports' tables are somebody else's.
+    fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), String> {
+        let _ = pkeys;
+        Ok(())
+    }
+}
+
+/// The ports as the parts of an agent share them.
+#[derive(Clone)]
+pub(super) struct SharedSource(Arc<Mutex<Box<dyn PortSource>>>);
+
+impl SharedSource {
+    pub fn new(source: Box<dyn PortSource>) -> Self {
+        Self(Arc::new(Mutex::new(source)))
+    }
+
+    /// To look. Held for moments.
+    pub fn lock(&self) -> MutexGuard<'_, Box<dyn PortSource>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What a port has counted. A counter may begin anew at 0 (a device whose last process has gone).
@@ -108,7 +135,10 @@ impl PortSource for OpenDevices {
                     device: name.clone(),
                     port_num,
                     gids: of_port.map(|entry| entry.gid.0.into()).collect(),
-                    rate_mbps: rate_mbps(attributes.active_width, attributes.active_speed),
+                    rate_mbps: match attributes.active_speed_ex {
+                        0 => rate_mbps(attributes.active_width, attributes.active_speed),
+                        told => told.into(),
+                    },
                     numa_node: None,
                     active: attributes.state == PortState::Active,
                 });
@@ -126,7 +156,7 @@ impl PortSource for OpenDevices {
     }
 }
 
-/// Width and speed as `ibv_port_attr` codes them.
+/// Width and speed as `ibv_port_attr` codes them: for drivers that do not tell the interface's speed itself.
 fn rate_mbps(active_width: u8, active_speed: u8) -> u64 {
     let lanes = match active_width {
         1 => 1,

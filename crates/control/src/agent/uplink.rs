@@ -2,7 +2,8 @@
 //! goes to the next; until one is there the hub gathers.
 
 use super::hub::Hub;
-use super::ports::{self, PortCounters, PortSource};
+use super::lldp::Neighbours;
+use super::ports::{self, PortCounters, SharedSource};
 use super::{Neighbour, Settings, Tls, Unusable};
 use crate::clock::Clock;
 use crate::directory::PortRecord;
@@ -39,12 +40,17 @@ pub struct Uplink {
     node: String,
     tls: Option<Tls>,
     given: Vec<String>,
+    /// As the configuration tells.
     neighbours: Vec<Neighbour>,
+    /// As LLDP tells.
+    cables: Neighbours,
     hub: Arc<Hub>,
-    source: Box<dyn PortSource>,
+    source: SharedSource,
     clock: Arc<dyn Clock>,
     incarnation: u64,
     ports: Vec<PortRecord>,
+    /// Neighbours as control was told last.
+    told: Vec<proto::Neighbour>,
 }
 
 /// Why a session ended, for people.
@@ -55,7 +61,8 @@ impl Uplink {
     pub fn new(
         settings: &Settings,
         hub: Arc<Hub>,
-        source: Box<dyn PortSource>,
+        source: SharedSource,
+        cables: Neighbours,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Unusable> {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -64,12 +71,14 @@ impl Uplink {
             tls: settings.tls.clone(),
             given: settings.control.clone(),
             neighbours: settings.neighbours.clone(),
+            cables,
             hub,
             source,
             clock,
             // A later start has a higher number, unless the date was set back by more than the time between.
             incarnation: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
             ports: Vec::new(),
+            told: Vec::new(),
         };
         if uplink.given.is_empty() {
             return Err(Unusable("no address of control is given".into()));
@@ -132,19 +141,35 @@ impl Uplink {
         }
     }
 
-    fn hello(&mut self) -> proto::Hello {
-        self.ports = self.source.ports();
-        let neighbour = |one: &Neighbour| {
-            let is_its = |port: &PortRecord| port.device == one.device && port.port_num == one.port_num;
-            let port = u32::try_from(self.ports.iter().position(is_its)?).ok()?;
-            Some(proto::Neighbour { port, chassis: one.chassis.clone(), port_id: one.port_id.clone() })
+    /// Looks at the ports and their cables; whether anything has changed.
+    fn look(&mut self) -> bool {
+        let (ports, interfaces) = {
+            let mut source = self.source.lock();
+            (source.ports(), source.interfaces())
         };
+        let neighbour = |(place, port): (usize, &PortRecord)| {
+            let seen = interfaces.get(place).and_then(|interface| self.cables.of(interface));
+            let written = || {
+                let is_its = |one: &&Neighbour| port.device == one.device && port.port_num == one.port_num;
+                self.neighbours.iter().find(is_its).map(|one| (one.chassis.clone(), one.port_id.clone()))
+            };
+            let (chassis, port_id) = seen.map(|end| (end.switch, end.port)).or_else(written)?;
+            Some(proto::Neighbour { port: u32::try_from(place).ok()?, chassis, port_id })
+        };
+        let told: Vec<proto::Neighbour> = ports.iter().enumerate().filter_map(neighbour).collect();
+        let changed = ports != self.ports || told != self.told;
+        (self.ports, self.told) = (ports, told);
+        changed
+    }
+
+    fn hello(&mut self) -> proto::Hello {
+        self.look();
         proto::Hello {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             incarnation: self.incarnation,
             ports: self.ports.iter().map(port_message).collect(),
-            neighbours: self.neighbours.iter().filter_map(neighbour).collect(),
+            neighbours: self.told.clone(),
         }
     }
 
@@ -216,7 +241,7 @@ impl Session<'_> {
     async fn run(&mut self, mut answers: tonic::Streaming<proto::ToAgent>, joined: &mut bool) -> Trouble {
         let hub = Arc::clone(&self.uplink.hub);
         let clock = Arc::clone(&self.uplink.clock);
-        let mut before = self.uplink.source.counters();
+        let mut before = self.uplink.source.lock().counters();
         let mut measured = clock.now();
         let mut listed = measured;
         let mut measure = tokio::time::interval(self.interval);
@@ -260,12 +285,15 @@ impl Session<'_> {
                         // Answers that nobody gave in time.
                         hub.upward.notify_one();
                     }
-                    let counters = self.uplink.source.counters();
+                    let counters = self.uplink.source.lock().counters();
                     let passed = now.saturating_sub(measured);
                     if *joined && self.load(&before, &counters, passed).await.is_err() {
                         return "it closed the stream".into();
                     }
                     (before, measured) = (counters, now);
+                    if *joined && self.holdings(false).await.is_err() {
+                        return "it closed the stream".into();
+                    }
                 }
             }
         }
@@ -276,7 +304,7 @@ impl Session<'_> {
         if load.tx_bytes.len() != self.uplink.ports.len() {
             return Ok(());
         }
-        load.connections = self.uplink.hub.take_carried(LOADS);
+        load.connections = self.uplink.hub.take_carried(passed, LOADS);
         // A replica that does not keep up with loads does without some.
         match self.out.try_send(proto::FromAgent { message: Some(from_agent::Message::Load(load)) }) {
             Err(mpsc::error::TrySendError::Closed(_)) => Err(Gone),
@@ -284,14 +312,21 @@ impl Session<'_> {
         }
     }
 
+    /// What tenants have here, if that changed.
+    async fn holdings(&mut self, anew: bool) -> Result<(), Gone> {
+        match self.uplink.hub.take_holdings(anew) {
+            Some(all) => send(&self.out, from_agent::Message::Holdings(message::holdings_message(&all))).await,
+            None => Ok(()),
+        }
+    }
+
     async fn list_ports(&mut self) -> Result<(), Gone> {
-        let ports = self.uplink.source.ports();
-        if ports == self.uplink.ports {
+        if !self.uplink.look() {
             return Ok(());
         }
-        self.uplink.ports = ports;
         let ports = self.uplink.ports.iter().map(port_message).collect();
-        self.report(proto::Report { ports, ..proto::Report::default() }).await
+        let neighbours = self.uplink.told.clone();
+        self.report(proto::Report { ports, neighbours, ..proto::Report::default() }).await
     }
 
     async fn report(&mut self, mut report: proto::Report) -> Result<(), Gone> {
@@ -317,6 +352,11 @@ impl Session<'_> {
                 hub.handle_services(&update.service, addresses);
             }
             to_agent::Message::Policy(policy) => hub.handle_policy(&policy.json),
+            to_agent::Message::Elsewhere(all) => {
+                if let Ok(all) = message::holdings(&all) {
+                    hub.handle_elsewhere(all);
+                }
+            }
             to_agent::Message::Order(order) => match message::order(&order) {
                 Ok((id, order)) => hub.handle_order(&id, &order),
                 Err(malformed) => {
@@ -341,6 +381,7 @@ impl Session<'_> {
         let report = proto::Report { whole: true, connections: last, services, ..proto::Report::default() };
         self.report(report).await?;
         send(&self.out, from_agent::Message::Want(proto::Want { services: wants })).await?;
+        self.holdings(true).await?;
         self.changes().await
     }
 

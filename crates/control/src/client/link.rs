@@ -2,9 +2,9 @@
 //! reads. Both end with the link, and the first tries again.
 
 use super::{Settings, Shared, State};
-use crate::local::{FromProcess, MAX_LINE, PROTOCOL, ToProcess, line};
+use crate::local::{Carried, FromProcess, MAX_CARRIED, MAX_LINE, PROTOCOL, ToProcess, line};
 use scalefabric_fabric::directory::{FencingToken, Order, OrderResult};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, PoisonError};
@@ -14,8 +14,6 @@ use std::time::Duration;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// How long the agent may take to read.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often what was carried is sent, and the memory written, at most.
-const INTERVAL: Duration = Duration::from_millis(100);
 /// Orders that wait for the process at most; the agent hears of more that they were not carried out.
 const MAX_ORDERS: usize = 4096;
 
@@ -76,7 +74,9 @@ fn anew(state: &mut State) {
     queue.extend(state.wants.iter().map(|service| FromProcess::Want { service: service.clone() }));
     queue.extend(state.offers.values().map(|address| FromProcess::Offer { address: address.clone() }));
     state.queue = queue;
+    state.held = state.holdings.keys().cloned().collect();
     state.closed.clear();
+    state.carried.clear();
     state.changed = state.records.keys().cloned().collect();
 }
 
@@ -84,7 +84,10 @@ fn write(shared: &Shared, settings: &Settings, stream: &mut UnixStream, link: u6
     loop {
         let (messages, memory) = {
             let idle = |state: &mut State| {
-                let work = !state.queue.is_empty() || !state.changed.is_empty() || !state.closed.is_empty();
+                let work = !state.queue.is_empty()
+                    || !state.changed.is_empty()
+                    || !state.closed.is_empty()
+                    || !state.held.is_empty();
                 state.linked && !state.ending && !work && !state.remember && state.carried.is_empty()
             };
             let state = shared.state();
@@ -105,10 +108,6 @@ fn write(shared: &Shared, settings: &Settings, stream: &mut UnixStream, link: u6
             // A memory that cannot be written is only a memory.
             let _ = memory.store_with_others(path);
         }
-        // What comes within one interval goes together.
-        if messages.iter().any(|message| matches!(message, FromProcess::Carried { .. })) {
-            sleep(shared, INTERVAL);
-        }
     }
 }
 
@@ -120,11 +119,27 @@ fn take(state: &mut State) -> Vec<FromProcess> {
     changed.dedup();
     let records = changed.iter().filter_map(|id| state.records.get(id));
     messages.extend(records.map(|record| FromProcess::Publish { record: record.clone() }));
-    if !state.carried.is_empty() {
-        let connections = state.carried.drain().map(|(_, carried)| carried).collect();
-        messages.push(FromProcess::Carried { connections });
+    for tenant in std::mem::take(&mut state.held) {
+        let holdings = state.holdings.get(&tenant).copied().unwrap_or_default();
+        messages.push(FromProcess::Hold { tenant, holdings });
     }
+    messages.extend(carried(state));
     messages
+}
+
+/// The busiest connections. Usually all of them were counted over the same interval, which makes one message.
+fn carried(state: &mut State) -> Vec<FromProcess> {
+    let mut all: Vec<(Carried, u64)> = state.carried.drain().map(|(_, one)| one).collect();
+    if all.len() > MAX_CARRIED {
+        all.sort_unstable_by_key(|(one, _)| std::cmp::Reverse(one.tx_bytes.saturating_add(one.rx_bytes)));
+        all.truncate(MAX_CARRIED);
+    }
+    let mut by_interval: BTreeMap<u32, Vec<Carried>> = BTreeMap::new();
+    for (one, interval_us) in all {
+        by_interval.entry(u32::try_from(interval_us).unwrap_or(u32::MAX)).or_default().push(one);
+    }
+    let message = |(interval_us, connections)| FromProcess::Carried { interval_us, connections };
+    by_interval.into_iter().map(message).collect()
 }
 
 fn read(shared: &Shared, stream: UnixStream, link: u64) {
@@ -161,9 +176,11 @@ fn hear(state: &mut State, message: ToProcess) -> bool {
             }
         }
         ToProcess::Policy { tenants } => {
+            state.quotas = super::quotas(Some(&tenants));
             state.memory.policy = Some(tenants);
             state.remember = true;
         }
+        ToProcess::Elsewhere { tenants } => state.elsewhere = tenants,
         ToProcess::Order { id, order } => {
             let admitted = state.memory.token.admit(token(&order));
             let refusal = match admitted {

@@ -8,17 +8,22 @@ pub use link::token;
 
 use crate::local::{Carried, FromProcess, Policy};
 use crate::memory::Memory;
-use crate::tenant::Tenants;
+use crate::tenant::{Quota, Tenants};
 use scalefabric_fabric::directory::{
-    ConnectionId, ConnectionRecord, ConnectionState, Order, OrderResult, ServiceAddress,
+    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Order, OrderResult, ServiceAddress,
 };
 use scalefabric_fabric::{Directory, FabricError, Fault};
+use scalefabric_verbs::PKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// Judges by policy whether a connection of a tenant may be made to a service.
-pub type Judge = fn(&Policy, tenant: &str, service: &str) -> Result<(), FabricError>;
+/// How often processes tell what their connections carry: as often as agents tell control by default.
+const LOAD_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Judges by policy whether a connection of a tenant may be made to a service, and in which partition.
+pub type Judge = fn(&Policy, tenant: &str, service: &str) -> Result<PKey, FabricError>;
 
 /// How a process reaches its agent.
 #[derive(Clone, Debug)]
@@ -38,12 +43,19 @@ impl Default for Settings {
 }
 
 /// By the tenants' rules. Where nobody has given any, everybody may; rules that this version cannot read let nobody in.
-fn by_tenants(policy: &Policy, tenant: &str, service: &str) -> Result<(), FabricError> {
-    let Some(rules) = policy.get(crate::keys::TENANT_RULES) else { return Ok(()) };
+fn by_tenants(policy: &Policy, tenant: &str, service: &str) -> Result<PKey, FabricError> {
+    let Some(rules) = policy.get(crate::keys::TENANT_RULES) else { return Ok(PKey::DEFAULT) };
     let refused = |why: String| FabricError::new(Fault::NoAuthority, why);
     let rules: Tenants = serde_json::from_value(rules.clone())
         .map_err(|error| refused(format!("the tenants' rules cannot be read: {error}; use the version of control")))?;
-    rules.may_connect(tenant, service).map(drop).map_err(|denied| refused(denied.to_string()))
+    rules.may_connect(tenant, service).map(|grant| grant.pkey).map_err(|denied| refused(denied.to_string()))
+}
+
+/// The quotas of a policy. One that this version cannot read has none: it lets nobody connect, so there is little to have.
+fn quotas(policy: Option<&Policy>) -> BTreeMap<String, Quota> {
+    let rules = policy.and_then(|policy| policy.get(crate::keys::TENANT_RULES));
+    let rules = rules.and_then(|rules| serde_json::from_value::<Tenants>(rules.clone()).ok()).unwrap_or_default();
+    rules.tenants.into_iter().map(|tenant| (tenant.name, tenant.quota)).collect()
 }
 
 /// `$XDG_CACHE_HOME/scalefabric/directory.json`, or the same in `~/.cache`.
@@ -85,7 +97,15 @@ struct State {
     /// Closed connections that the agent has yet to hear of.
     closed: Vec<ConnectionRecord>,
     queue: VecDeque<FromProcess>,
-    carried: HashMap<ConnectionId, Carried>,
+    /// What was carried, in how many microseconds, and has not been sent.
+    carried: HashMap<ConnectionId, (Carried, u64)>,
+    /// What tenants have here, and of which the agent has yet to hear.
+    holdings: BTreeMap<String, Holdings>,
+    held: BTreeSet<String>,
+    /// What they have elsewhere.
+    elsewhere: BTreeMap<String, Holdings>,
+    /// Their quotas, from the policy.
+    quotas: BTreeMap<String, Quota>,
     orders: VecDeque<(String, Order)>,
     /// Handed out and not answered.
     given: Vec<(String, Order)>,
@@ -114,7 +134,8 @@ impl AgentDirectory {
     /// Begins. An agent that is not there is waited for in the background.
     pub fn new(settings: &Settings) -> Result<Self, FabricError> {
         let memory = settings.memory.as_deref().map(Memory::load).unwrap_or_default();
-        let state = State { memory, ..State::default() };
+        let quotas = quotas(memory.policy.as_ref());
+        let state = State { memory, quotas, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
         let (theirs, settings_there) = (Arc::clone(&shared), settings.clone());
         let thread = std::thread::Builder::new()
@@ -131,26 +152,14 @@ impl AgentDirectory {
         self.shared.state().linked
     }
 
+    /// What a tenant has in this process, as it was told last.
+    pub fn held(&self, tenant: &str) -> Holdings {
+        self.shared.state().holdings.get(tenant).copied().unwrap_or_default()
+    }
+
     /// The node's name, once the agent has said it.
     pub fn node(&self) -> Option<String> {
         self.shared.state().node.clone()
-    }
-
-    /// Tells what connections carried since it was told last.
-    pub fn carried(&self, connections: impl IntoIterator<Item = Carried>) {
-        self.shared.change(|state| {
-            for one in connections {
-                match state.carried.get_mut(&one.id) {
-                    Some(sum) => {
-                        sum.tx_bytes += one.tx_bytes;
-                        sum.rx_bytes += one.rx_bytes;
-                        sum.packets += one.packets;
-                        sum.retransmitted += one.retransmitted;
-                    }
-                    None => drop(state.carried.insert(one.id.clone(), one)),
-                }
-            }
-        });
     }
 }
 
@@ -205,10 +214,10 @@ impl Directory for AgentDirectory {
         addresses
     }
 
-    fn may_connect(&self, tenant: &str, service: &str) -> Result<(), FabricError> {
+    fn may_connect(&self, tenant: &str, service: &str) -> Result<PKey, FabricError> {
         match &self.shared.state().memory.policy {
             Some(policy) => (self.judge)(policy, tenant, service),
-            None => Ok(()),
+            None => Ok(PKey::DEFAULT),
         }
     }
 
@@ -231,5 +240,51 @@ impl Directory for AgentDirectory {
     /// The rebalancer sees what each connection sends again.
     fn balances(&self) -> bool {
         true
+    }
+
+    fn allowance(&self, tenant: &str) -> Allowance {
+        let state = self.shared.state();
+        let Some(quota) = state.quotas.get(tenant) else { return Allowance::default() };
+        let elsewhere = state.elsewhere.get(tenant).copied().unwrap_or_default();
+        let limit = |most: Option<u64>, elsewhere| most.map(|most| Limit { most, elsewhere });
+        Allowance {
+            qps: limit(quota.qps, elsewhere.qps),
+            mrs: limit(quota.mrs, elsewhere.mrs),
+            memory_bytes: limit(quota.memory_bytes, elsewhere.memory_bytes),
+            rate_bps: quota.rate_bps,
+        }
+    }
+
+    fn holds(&self, tenant: &str, holdings: Holdings) {
+        self.shared.change(|state| {
+            state.holdings.insert(tenant.to_owned(), holdings);
+            state.held.insert(tenant.to_owned());
+        });
+    }
+
+    fn load_interval(&self) -> Option<Duration> {
+        Some(LOAD_INTERVAL)
+    }
+
+    fn carried(&self, interval: Duration, connections: Vec<Carried>) {
+        let interval_us = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX);
+        self.shared.change(|state| {
+            // Nobody listens: what was carried meanwhile is of no use later.
+            if !state.linked {
+                return;
+            }
+            for one in connections {
+                match state.carried.get_mut(&one.id) {
+                    Some((sum, sum_us)) => {
+                        sum.tx_bytes += one.tx_bytes;
+                        sum.rx_bytes += one.rx_bytes;
+                        sum.packets += one.packets;
+                        sum.retransmitted += one.retransmitted;
+                        *sum_us += interval_us;
+                    }
+                    None => drop(state.carried.insert(one.id.clone(), (one, interval_us))),
+                }
+            }
+        });
     }
 }

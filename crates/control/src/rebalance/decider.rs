@@ -3,6 +3,7 @@
 
 use super::decision::{Decision, DecisionLog, DecisionOutcome, PortInput, explain};
 use super::report::{ConnectionLoad, MAX_CONNECTIONS, MAX_PORTS, PortLoad, Refused, UtilisationReport};
+use super::ways::Ways;
 use crate::topology::PortName;
 use scalefabric_fabric::balance::{
     ConnectionKey, ConnectionSample, Freeze, History, Move, Plan, Policy, PortKey, PortSample, Refusal, Route,
@@ -15,6 +16,7 @@ use scalefabric_fabric::{FabricError, Path};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// How long rounds are made often after something that deserves it, ms: longer than what takes several samples to be believed.
 const ATTENTION_MS: u64 = 2_000;
@@ -86,7 +88,22 @@ struct NodeView {
 #[derive(Debug)]
 struct ConnectionView {
     key: ConnectionKey,
-    record: ConnectionRecord,
+    record: Arc<ConnectionRecord>,
+    /// What the topology offers beside what the record says; shared by all connections of two nodes.
+    ways: Arc<[Path]>,
+}
+
+impl ConnectionView {
+    /// The path in use, those that the connection itself knows, and the ways of the topology, all with the connection's DSCP.
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        let own = &self.record.path;
+        let fits = move |path: &&Path| path.device == own.device;
+        std::iter::once(own).chain(&self.record.alternatives).chain(self.ways.iter().filter(fits))
+    }
+
+    fn route_key(&self, path: &Path) -> RouteKey {
+        route_key(path, self.record.path.dscp)
+    }
 }
 
 #[derive(Debug)]
@@ -108,6 +125,7 @@ pub struct Decider {
     port_keys: BTreeMap<PortName, PortKey>,
     port_names: Vec<PortName>,
     planes: BTreeMap<PortName, u32>,
+    ways: Ways,
     next_connection: u64,
     history: History,
     outstanding: BTreeMap<ConnectionId, Outstanding>,
@@ -133,6 +151,7 @@ impl Default for Decider {
             port_keys: BTreeMap::new(),
             port_names: Vec::new(),
             planes: BTreeMap::new(),
+            ways: Ways::default(),
             next_connection: 0,
             history: History::default(),
             outstanding: BTreeMap::new(),
@@ -198,9 +217,17 @@ impl Decider {
         self.options.dry_run = dry_run;
     }
 
-    /// Which ports are on which plane, from the topology. A port that is not among them reaches all.
-    pub fn set_planes(&mut self, planes: BTreeMap<PortName, u32>) {
-        self.planes = planes;
+    /// Another topology: which ports are on which plane, and by which ways connections could go. A port of which it knows no cable reaches all planes.
+    pub fn set_ways(&mut self, ways: Ways) {
+        (self.planes, self.ways) = (ways.planes(), ways);
+        for (id, view) in &mut self.connections {
+            view.ways = self.ways.of(node_of(id), &view.record);
+        }
+    }
+
+    /// The topology that it decides by.
+    pub fn ways(&self) -> &Ways {
+        &self.ways
     }
 
     /// A report of an agent. What it says of others than its own node is left out and told.
@@ -234,19 +261,21 @@ impl Decider {
     }
 
     /// A connection is new, has changed, or is closed. An older generation never replaces a newer one.
-    pub fn handle_record(&mut self, record: ConnectionRecord) {
+    pub fn handle_record(&mut self, record: impl Into<Arc<ConnectionRecord>>) {
+        let record: Arc<ConnectionRecord> = record.into();
         if record.state == ConnectionState::Closed {
             self.connections.remove(&record.id);
             self.outstanding.remove(&record.id);
             return;
         }
+        let ways = self.ways.of(node_of(&record.id), &record);
         match self.connections.get_mut(&record.id) {
-            Some(view) if view.record.generation <= record.generation => view.record = record,
+            Some(view) if view.record.generation <= record.generation => (view.record, view.ways) = (record, ways),
             Some(_) => {}
             None => {
                 let key = ConnectionKey(self.next_connection);
                 self.next_connection += 1;
-                self.connections.insert(record.id.clone(), ConnectionView { key, record });
+                self.connections.insert(record.id.clone(), ConnectionView { key, record, ways });
             }
         }
     }
@@ -258,7 +287,7 @@ impl Decider {
     }
 
     /// The directory was read anew: these are all connections that there are.
-    pub fn handle_listing(&mut self, records: Vec<ConnectionRecord>) {
+    pub fn handle_listing(&mut self, records: Vec<Arc<ConnectionRecord>>) {
         let there: BTreeSet<ConnectionId> = records.iter().map(|record| record.id.clone()).collect();
         self.connections.retain(|id, _| there.contains(id));
         self.outstanding.retain(|id, _| there.contains(id));
@@ -442,14 +471,14 @@ impl Decider {
     }
 
     fn sample(&self, view: &ConnectionView, owners: &BTreeMap<IpAddr, Option<PortKey>>) -> Option<ConnectionSample> {
-        let ConnectionRecord { id, path, alternatives, state, .. } = &view.record;
+        let ConnectionRecord { id, path, alternatives, state, .. } = &*view.record;
         let node = self.nodes.get(node_of(id))?;
         // Agents speak of those that carry the most: what they leave out carries next to nothing.
         let (tx_bps, rx_bps, retransmit_ratio) =
             node.connections.get(id).map_or((0.0, 0.0, 0.0), |load| (load.tx_bps, load.rx_bps, load.retransmit_ratio));
-        let mut routes: Vec<Route> = Vec::with_capacity(1 + alternatives.len());
-        for path in std::iter::once(path).chain(alternatives) {
-            let Some(route) = self.route(id, path, owners) else { continue };
+        let mut routes: Vec<Route> = Vec::with_capacity(1 + alternatives.len() + view.ways.len());
+        for path in view.paths() {
+            let Some(route) = self.route(id, path, view.route_key(path), owners) else { continue };
             if routes.iter().all(|other| other.key != route.key) {
                 routes.push(route);
             }
@@ -460,7 +489,7 @@ impl Decider {
             tx_bps,
             rx_bps,
             retransmit_ratio,
-            route: route_key(path),
+            route: view.route_key(path),
             routes,
             moved_ms: None,
             movable: *state == ConnectionState::Up,
@@ -468,11 +497,17 @@ impl Decider {
     }
 
     /// A path as a route: the port here, and the port that has the address at the other end if an agent says so.
-    fn route(&self, id: &ConnectionId, path: &Path, owners: &BTreeMap<IpAddr, Option<PortKey>>) -> Option<Route> {
+    fn route(
+        &self,
+        id: &ConnectionId,
+        path: &Path,
+        key: RouteKey,
+        owners: &BTreeMap<IpAddr, Option<PortKey>>,
+    ) -> Option<Route> {
         let name = PortName { node: node_of(id).into(), device: path.device.clone(), port_num: path.port_num };
         let local = *self.port_keys.get(&name)?;
         let remote = owners.get(&path.dgid.to_ip()).copied().flatten();
-        Some(Route { key: route_key(path), local, remote, via: Vec::new() })
+        Some(Route { key, local, remote, via: Vec::new() })
     }
 
     fn keyed_wishes(&self) -> Wishes {
@@ -481,7 +516,12 @@ impl Decider {
             freeze: self.wishes.freeze,
             pinned: self.wishes.pinned.iter().filter_map(key).collect(),
             drained: self.wishes.drained.iter().filter_map(|name| self.port_keys.get(name).copied()).collect(),
-            moves: self.wishes.moves.iter().filter_map(|(id, path)| Some((key(id)?, route_key(path)))).collect(),
+            moves: self
+                .wishes
+                .moves
+                .iter()
+                .filter_map(|(id, path)| Some((key(id)?, route_key(path, path.dscp))))
+                .collect(),
         }
     }
 
@@ -524,9 +564,10 @@ impl Decider {
         wishes: &Wishes,
         token: FencingToken,
     ) -> Option<Decision> {
-        let record = &self.connections.get(id)?.record;
+        let view = self.connections.get(id)?;
         let path = |key: RouteKey| {
-            std::iter::once(&record.path).chain(&record.alternatives).find(|path| route_key(path) == key).cloned()
+            let found = view.paths().find(|path| view.route_key(path) == key)?;
+            Some(Path { dscp: view.record.path.dscp, ..found.clone() })
         };
         let sample = snapshot.connections.iter().find(|sample| sample.connection == one.connection)?;
         let used: BTreeSet<PortKey> = sample.routes.iter().flat_map(Route::ports).collect();
@@ -562,9 +603,10 @@ pub fn node_of(id: &ConnectionId) -> &str {
     id.origin.split('/').next().unwrap_or_default()
 }
 
-/// The number of a path: equal paths have equal numbers within a process.
-fn route_key(path: &Path) -> RouteKey {
+/// The number of a path with this DSCP: equal paths have equal numbers within a process.
+fn route_key(path: &Path, dscp: u8) -> RouteKey {
+    let Path { device, port_num, sgid, dgid, flow_label, dscp: _ } = path;
     let mut hasher = DefaultHasher::new();
-    path.hash(&mut hasher);
+    (device, port_num, sgid, dgid, flow_label, dscp).hash(&mut hasher);
     RouteKey(hasher.finish())
 }

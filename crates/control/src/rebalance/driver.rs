@@ -5,15 +5,17 @@ use super::decider::{Decider, RoundSummary, node_of};
 use super::decision::Decision;
 use super::report::{ConnectionLoad, PortLoad, UtilisationReport};
 use super::settings::Settings;
+use super::ways::{Plan, Ways, plan};
 use crate::directory::{Change, NodeRecord};
+use crate::keys;
 use crate::load::NodeLoad;
 use crate::message::Answer;
 use crate::service::Shared;
 use crate::store::StoreError;
-use crate::topology::PortName;
+use crate::topology::{PortName, Topology, TopologyFile};
 use scalefabric_fabric::balance::Freeze;
 use scalefabric_fabric::directory::{ConnectionId, FencingToken, Order, OrderResult};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,14 +36,16 @@ pub const SETTINGS: &str = "rebalance/settings";
 #[derive(Debug)]
 pub struct Rebalancing {
     decider: Mutex<Decider>,
-    /// When each node's loads were measured that were taken last, and how many were.
+    /// When each node's loads were measured that were taken last, and their serial.
     taken: Mutex<BTreeMap<String, (u64, u64)>>,
+    /// What the topology was built from.
+    plan: Mutex<Option<Plan>>,
 }
 
 impl Default for Rebalancing {
     /// Knows nothing yet, and follows the default rules.
     fn default() -> Self {
-        Self { decider: Mutex::new(Decider::default()), taken: Mutex::default() }
+        Self { decider: Mutex::new(Decider::default()), taken: Mutex::default(), plan: Mutex::default() }
     }
 }
 
@@ -77,7 +81,7 @@ impl Rebalancing {
             match change {
                 // Both ends tell of a connection. It is moved by the one that made it.
                 Change::Connection(one) if *one.node == *node_of(&one.record.id) => {
-                    decider.handle_record((*one.record).clone());
+                    decider.handle_record(Arc::clone(&one.record));
                 }
                 Change::ConnectionGone { node, id, .. } if **node == *node_of(id) => decider.forget(id),
                 _ => {}
@@ -87,10 +91,23 @@ impl Rebalancing {
 
     fn start_over(&self, all: &[Change]) {
         let records = all.iter().filter_map(|change| match change {
-            Change::Connection(one) if *one.node == *node_of(&one.record.id) => Some((*one.record).clone()),
+            Change::Connection(one) if *one.node == *node_of(&one.record.id) => Some(Arc::clone(&one.record)),
             _ => None,
         });
         self.decider().handle_listing(records.collect());
+    }
+
+    /// The topology that is decided by.
+    pub fn topology(&self) -> Arc<Topology> {
+        Arc::clone(self.decider().ways().topology())
+    }
+
+    fn follow_plan(&self, plan: Plan) {
+        let mut known = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref() != Some(&plan) {
+            self.decider().set_ways(Ways::new(&plan));
+            *known = Some(plan);
+        }
     }
 }
 
@@ -102,20 +119,29 @@ pub async fn settings(shared: &Shared) -> Result<Settings, StoreError> {
     }
 }
 
+/// The topology file as the store has it, an empty one if there is none.
+async fn topology_file(shared: &Shared) -> Result<TopologyFile, StoreError> {
+    let Some(entry) = shared.store.get(keys::TOPOLOGY_FILE).await? else { return Ok(TopologyFile::default()) };
+    let text: String = serde_json::from_slice(&entry.value)
+        .map_err(|error| StoreError::Broken(format!("`{}`: {error}", keys::TOPOLOGY_FILE)))?;
+    TopologyFile::parse(&text).map_err(StoreError::Broken)
+}
+
 /// Runs until it is dropped.
 pub async fn run(shared: Arc<Shared>) {
     let mut held = shared.rebalance.held();
     let mut ticks = tokio::time::interval(ROUND);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let (all, _, mut changes) = shared.index.snapshot(None);
-        shared.rebalancing.start_over(&all);
+        beside(&shared, move |shared| shared.rebalancing.start_over(&all)).await;
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
                     let token = *held.borrow_and_update();
-                    round(&shared, token);
+                    beside(&shared, move |shared| round(shared, token)).await;
                 }
                 _ = looks.tick() => look(&shared).await,
                 news = changes.next() => match news {
@@ -130,14 +156,24 @@ pub async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Looks whether the operator has changed anything. While the store is away the last known settings hold.
-async fn look(shared: &Shared) {
+/// Computes on a thread of its own: a round over many connections takes long, and look-ups must not wait for it.
+async fn beside<T: Send + 'static>(shared: &Arc<Shared>, work: impl FnOnce(&Arc<Shared>) -> T + Send + 'static) {
+    let shared = Arc::clone(shared);
+    // A panic in it ends the round, not the replica.
+    let _ = tokio::task::spawn_blocking(move || work(&shared)).await;
+}
+
+/// Looks whether the operator has changed anything, and whether nodes have. While the store is away what is known last holds.
+async fn look(shared: &Arc<Shared>) {
     match settings(shared).await {
         Ok(settings) => shared.rebalancing.follow(&settings),
         Err(StoreError::Broken(_)) => {
             shared.rebalancing.follow(&Settings { freeze: Freeze::Optional, ..Settings::default() });
         }
         Err(_) => {}
+    }
+    if let Ok(file) = topology_file(shared).await {
+        beside(shared, move |shared| shared.rebalancing.follow_plan(plan(file, &shared.index.nodes()))).await;
     }
 }
 
@@ -169,31 +205,51 @@ async fn carry(shared: Arc<Shared>, orders: Vec<Order>, patience: Duration) {
     let addressed: Vec<(String, Order)> =
         orders.into_iter().filter_map(|order| Some((addressee(&order)?, order))).collect();
     let Ok(answers) = shared.orders.send(&addressed, &shared.name, patience).await else { return };
-    let now_ms = now_ms(&shared);
-    let mut decider = shared.rebalancing.decider();
-    for ((_, order), answer) in addressed.iter().zip(answers) {
-        if let Some(result) = answer.map(result_of) {
-            decider.handle_result(order, result, now_ms);
+    let hand_back = move |shared: &Arc<Shared>| {
+        let now_ms = now_ms(shared);
+        let mut decider = shared.rebalancing.decider();
+        for ((_, order), answer) in addressed.iter().zip(answers) {
+            if let Some(result) = answer.map(result_of) {
+                decider.handle_result(order, result, now_ms);
+            }
         }
-    }
+    };
+    beside(&shared, hand_back).await;
 }
+
+/// What the ends that were connected to say of the connections that a node made: bits a second sent and received.
+type Passive = HashMap<ConnectionId, (f64, f64)>;
 
 /// Loads that have not been taken yet.
 fn reports(shared: &Shared, now_ms: u64) -> Vec<UtilisationReport> {
     let mut taken = shared.rebalancing.taken.lock().unwrap_or_else(PoisonError::into_inner);
     let mut reports = Vec::new();
-    for (node, load) in shared.loads.snapshot(false, shared.clock.now()) {
+    let loads = shared.loads.snapshot(false, shared.clock.now());
+    let mut passive: HashMap<String, Passive> = HashMap::new();
+    for load in loads.values().flat_map(|load| &load.connections).filter(|load| load.passive) {
+        let connection = name(load);
+        let of_node = passive.entry(node_of(&connection).to_owned()).or_default();
+        of_node.insert(connection, (load.tx_bps, load.rx_bps));
+    }
+    taken.retain(|node, _| loads.contains_key(node));
+    for (node, load) in loads {
         let Some((record, _)) = shared.index.node(&node) else { continue };
         let age_ms = load.ports.iter().map(|port| port.age_ms).max().unwrap_or(0);
         let at_ms = now_ms.saturating_sub(age_ms);
-        let last = taken.entry(node.clone()).or_default();
-        if last.1 > 0 && at_ms <= last.0.saturating_add(SAME_SAMPLE_MS) {
+        // A node that was away begins above what was handed on before: serials only grow.
+        let last = taken.entry(node.clone()).or_insert((0, now_ms));
+        if at_ms <= last.0.saturating_add(SAME_SAMPLE_MS) {
             continue;
         }
         *last = (at_ms, last.1 + 1);
-        reports.push(report(&node, &record, &load, age_ms, last.1));
+        let passive = passive.remove(&node).unwrap_or_default();
+        reports.push(report(&node, &record, &load, &passive, age_ms, last.1));
     }
     reports
+}
+
+fn name(load: &crate::load::ConnectionLoad) -> ConnectionId {
+    ConnectionId { origin: load.origin.clone(), serial: load.serial }
 }
 
 /// Who carries an order out.
@@ -211,8 +267,15 @@ fn result_of(answer: Answer) -> OrderResult {
     }
 }
 
-/// A node's loads as the decider takes them.
-fn report(node: &str, record: &NodeRecord, load: &NodeLoad, age_ms: u64, serial: u64) -> UtilisationReport {
+/// A node's loads as the decider takes them. What the peer sends, this end receives: it does not see what the peer writes into its memory.
+fn report(
+    node: &str,
+    record: &NodeRecord,
+    load: &NodeLoad,
+    passive: &Passive,
+    age_ms: u64,
+    serial: u64,
+) -> UtilisationReport {
     let addresses = |device: &str, port_num: u8| -> Vec<IpAddr> {
         let port = record.ports.iter().find(|port| port.device == device && port.port_num == port_num);
         let gids = port.map(|port| port.gids.as_slice()).unwrap_or_default();
@@ -226,21 +289,25 @@ fn report(node: &str, record: &NodeRecord, load: &NodeLoad, age_ms: u64, serial:
         rx_bps: load.rx_bps,
         addresses: addresses(&load.device, load.port_num),
     };
-    let connection = |load: &crate::load::ConnectionLoad| ConnectionLoad {
-        connection: ConnectionId { origin: load.origin.clone(), serial: load.serial },
-        tx_bps: load.tx_bps,
-        rx_bps: load.rx_bps,
-        retransmit_ratio: load.retransmit_ratio,
+    let connection = |load: &crate::load::ConnectionLoad| {
+        let connection = name(load);
+        let (sent, received) = passive.get(&connection).copied().unwrap_or_default();
+        let (tx_bps, rx_bps) = (load.tx_bps.max(received), load.rx_bps.max(sent));
+        ConnectionLoad { connection, tx_bps, rx_bps, retransmit_ratio: load.retransmit_ratio }
     };
-    UtilisationReport {
-        node: node.to_owned(),
-        epoch: 0,
-        serial,
-        age_ms,
-        ports: load.ports.iter().map(port).collect(),
-        // An agent also counts what it sends on connections that others made.
-        connections: load.connections.iter().map(connection).filter(|load| node_of(&load.connection) == node).collect(),
-    }
+    // Of an end that was connected to its own node may know more than the end that connected, if that is silent.
+    let own = load.connections.iter().filter(|load| !load.passive && load.origin.split('/').next() == Some(node));
+    let mut connections: Vec<ConnectionLoad> = own.map(connection).collect();
+    let told: HashSet<ConnectionId> = connections.iter().map(|load| load.connection.clone()).collect();
+    let silent = passive.iter().filter(|(id, _)| !told.contains(*id));
+    connections.extend(silent.map(|(id, (sent, received))| ConnectionLoad {
+        connection: id.clone(),
+        tx_bps: *received,
+        rx_bps: *sent,
+        retransmit_ratio: 0.0,
+    }));
+    let ports = load.ports.iter().map(port).collect();
+    UtilisationReport { node: node.to_owned(), epoch: 0, serial, age_ms, ports, connections }
 }
 
 #[cfg(test)]
@@ -281,17 +348,26 @@ mod tests {
             serial: 3,
             tx_bps: 1e9,
             rx_bps: 0.0,
+            passive: false,
             retransmit_ratio: 0.01,
             age_ms: 40,
         };
-        let load = NodeLoad { ports: vec![port], connections: vec![connection("n1/7"), connection("n2/7")] };
-        let report = report("n1", &record, &load, 40, 9);
+        let of_peer = crate::load::ConnectionLoad { passive: true, ..connection("n1/7") };
+        let load = NodeLoad { ports: vec![port], connections: vec![connection("n1/7"), of_peer, connection("n2/7")] };
+        // The peers of both write into this node's memory; the second one's own end is silent.
+        let passive: Passive = [("n1/7", 3), ("n1/8", 4)]
+            .into_iter()
+            .map(|(origin, serial)| (ConnectionId { origin: origin.into(), serial }, (5e8, 0.0)))
+            .collect();
+        let report = report("n1", &record, &load, &passive, 40, 9);
         assert_eq!((report.node.as_str(), report.serial, report.age_ms), ("n1", 9, 40));
         let addresses: Vec<String> = report.ports[0].addresses.iter().map(ToString::to_string).collect();
         assert_eq!(addresses, ["10.0.0.1", "fd00::1"]);
         assert_eq!((report.ports[0].tx_bps, report.ports[0].capacity_bps), (7.5e9, 10_000_000_000));
         let origins: Vec<&str> = report.connections.iter().map(|load| load.connection.origin.as_str()).collect();
-        assert_eq!(origins, ["n1/7"]);
+        assert_eq!(origins, ["n1/7", "n1/8"]);
+        let loads: Vec<(f64, f64)> = report.connections.iter().map(|load| (load.tx_bps, load.rx_bps)).collect();
+        assert_eq!(loads, [(1e9, 5e8), (0.0, 5e8)]);
     }
 
     #[test]

@@ -9,8 +9,10 @@ mod report;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 pub use decider::{Decider, DeciderOptions, OperatorWishes, RoundSummary, node_of};
 pub use decision::{Decision, DecisionLog, DecisionOutcome, PortInput};
 pub use report::{ConnectionLoad, MAX_CONNECTIONS, MAX_PORTS, PortLoad, Refused, UtilisationReport};
 pub use settings::{Settings, WishedMove};
+pub use ways::{Plan, Ways, plan};

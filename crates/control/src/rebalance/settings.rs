@@ -39,8 +39,10 @@ pub struct Settings {
 impl Settings {
     /// Reads and checks them.
     pub fn from_json(bytes: &[u8]) -> Result<Self, FabricError> {
-        let settings: Self = serde_json::from_slice(bytes)
-            .map_err(|error| FabricError::misuse(format!("settings of rebalancing: {error}")))?;
+        let wrong = |error| FabricError::misuse(format!("settings of rebalancing: {error}"));
+        // An object: a list would be taken for the fields in their order, and an empty one for the default.
+        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(bytes).map_err(wrong)?;
+        let settings: Self = serde_json::from_value(object.into()).map_err(wrong)?;
         settings.check().map(|()| settings)
     }
 

@@ -1,5 +1,6 @@
 //! One listener for the whole replica: what the store tells goes to the sessions that it is for, and to no other.
 
+use super::holdings::AllHoldings;
 use super::session::{Note, waiting_order};
 use super::{Registered, ReplicaRecord, Shared, locked};
 use crate::directory::feed::Told;
@@ -29,6 +30,7 @@ pub async fn run(shared: Arc<Shared>) {
 
 fn handle_listing(shared: &Shared, entries: &[Entry], revision: Revision) {
     locked(&shared.replicas).clear();
+    *locked(&shared.holdings) = AllHoldings::default();
     locked(&shared.tenants).values.clear();
     let mut changed = Changed { policy: true, ..Changed::default() };
     let mut there = BTreeSet::new();
@@ -89,6 +91,12 @@ fn handle_put(shared: &Shared, entry: &Entry, changed: &mut Changed) {
         if let Some(node) = first() {
             shared.note(&node, Note::NodeRecord(entry.revision));
         }
+    } else if key.starts_with(keys::HOLDINGS) {
+        if let Some(node) = first()
+            && let Ok(holdings) = serde_json::from_slice(&entry.value)
+        {
+            locked(&shared.holdings).put(node, holdings);
+        }
     } else if key.starts_with(keys::SERVICES) {
         changed.services.extend(first());
     } else if key.starts_with(keys::REPLICAS) {
@@ -108,7 +116,9 @@ fn handle_put(shared: &Shared, entry: &Entry, changed: &mut Changed) {
 
 fn handle_delete(shared: &Shared, key: &str, changed: &mut Changed) {
     let Some(first) = keys::parts(key).and_then(|parts| parts.into_iter().next()) else { return };
-    if key.starts_with(keys::SERVICES) {
+    if key.starts_with(keys::HOLDINGS) {
+        locked(&shared.holdings).remove(&first);
+    } else if key.starts_with(keys::SERVICES) {
         changed.services.insert(first);
     } else if key.starts_with(keys::NODES) {
         shared.note(&first, Note::NodeGone);

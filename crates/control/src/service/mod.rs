@@ -4,6 +4,7 @@
 pub mod access;
 mod dispatch;
 mod grpc;
+mod holdings;
 pub mod http;
 mod listen;
 mod session;
@@ -20,7 +21,8 @@ use crate::rebalance::driver::{self, Rebalancing};
 use crate::store::{LeaseId, Revision, Store, StoreError};
 use crate::{keys, load};
 use access::Access;
-use scalefabric_fabric::directory::FencingToken;
+use holdings::AllHoldings;
+use scalefabric_fabric::directory::{FencingToken, Holdings};
 use serde::{Deserialize, Serialize};
 use session::Note;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -51,6 +53,8 @@ pub struct Settings {
     pub lease_ttl: Duration,
     /// How often agents tell loads. Default 100 ms, at least 10 ms.
     pub load_interval: Duration,
+    /// A topology file, TOML: it takes the place of the one in the store. `None`: that one stays.
+    pub topology: Option<String>,
 }
 
 impl Settings {
@@ -65,6 +69,7 @@ impl Settings {
             access: Access::default(),
             lease_ttl: Duration::from_secs(15),
             load_interval: Duration::from_millis(100),
+            topology: None,
         }
     }
 
@@ -83,6 +88,9 @@ impl Settings {
         }
         if !(Duration::from_millis(10)..=Duration::from_secs(60)).contains(&self.load_interval) {
             return Err(StoreError::Invalid(format!("load_interval is {:?}; 10 ms to 60 s", self.load_interval)));
+        }
+        if let Some(text) = &self.topology {
+            crate::topology::TopologyFile::parse(text).map_err(StoreError::Invalid)?;
         }
         self.access.check()
     }
@@ -127,6 +135,7 @@ pub struct Shared {
     sessions: Mutex<HashMap<String, Registered>>,
     replicas: Mutex<BTreeMap<String, ReplicaRecord>>,
     tenants: Mutex<Tenants>,
+    holdings: Mutex<AllHoldings>,
 }
 
 /// The tenants' policy as agents get it: the values of `tenants/…` by name, whole.
@@ -161,6 +170,11 @@ impl Shared {
     /// The token of orders: that of whoever has the duty to rebalance now.
     pub async fn token(&self) -> Result<Option<FencingToken>, StoreError> {
         crate::leader::token(self.store.as_ref(), REBALANCE).await
+    }
+
+    /// What tenants have on all nodes together.
+    pub fn holdings(&self) -> BTreeMap<String, Holdings> {
+        locked(&self.holdings).totals().clone()
     }
 
     /// Nodes whose agents have joined this replica.
@@ -250,6 +264,7 @@ impl Replica {
             sessions: Mutex::default(),
             replicas: Mutex::default(),
             tenants: Mutex::default(),
+            holdings: Mutex::default(),
         });
         let (ending, ended) = watch::channel(false);
         let mut tasks = JoinSet::new();
@@ -260,8 +275,12 @@ impl Replica {
         tasks.spawn(async move { leading.rebalance.run().await });
         tasks.spawn(driver::run(Arc::clone(&shared)));
         tasks.spawn(crate::rotation::run(Arc::clone(&shared)));
+        tasks.spawn(holdings::run(Arc::clone(&shared)));
         tasks.spawn(publish(Arc::clone(&shared), own));
         tasks.spawn(keep_house(Arc::clone(&shared)));
+        if let Some(text) = settings.topology.clone() {
+            tasks.spawn(tell_topology(Arc::clone(&shared), text));
+        }
         tasks.spawn(grpc::serve(Arc::clone(&shared), settings.access.clone(), grpc, ended.clone())?);
         if let Some(listener) = http {
             tasks.spawn(http::serve(Arc::clone(&shared), settings.access.clone(), listener, ended)?);
@@ -338,6 +357,14 @@ async fn publish(shared: Arc<Shared>, own: ReplicaRecord) {
             continue;
         }
         tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Puts the operator's topology file into the store, for all replicas, as soon as the store can be reached.
+async fn tell_topology(shared: Arc<Shared>, text: String) {
+    let Ok(value) = json(&text) else { return };
+    while shared.store.put(keys::TOPOLOGY_FILE, value.clone(), None).await.is_err() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 

@@ -193,6 +193,7 @@ impl Session {
         let mut heard = self.shared.clock.now();
         let mut nonce = 0;
         let mut writing: Option<Writing> = None;
+        let mut renewing: Option<Renewing> = None;
         loop {
             if writing.is_none() {
                 // Only now: a write on its way may have been our own change of the record.
@@ -218,10 +219,17 @@ impl Session {
                         return Err(Status::deadline_exceeded("nothing was heard of the agent for its whole lease"));
                     }
                     nonce += 1;
-                    self.tell(to_agent::Message::Ping(proto::Ping { nonce })).await?;
-                    self.renew().await?;
+                    // Beside the rest: neither a slow store nor an agent that does not read may keep the lease from being renewed.
+                    if renewing.is_none() {
+                        renewing = Some(self.renew());
+                    }
+                    self.ping(nonce)?;
                 }
-                outcome = async { match &mut writing { Some(writing) => writing.outcome.as_mut().await, None => std::future::pending().await } } => {
+                outcome = pending(renewing.as_mut()) => {
+                    renewing = None;
+                    outcome?;
+                }
+                outcome = pending(writing.as_mut().map(|writing| &mut writing.outcome)) => {
                     let Some(done) = writing.take() else { continue };
                     self.written(done, outcome).await?;
                 }
@@ -229,13 +237,25 @@ impl Session {
         }
     }
 
-    async fn renew(&self) -> Result<(), Status> {
-        match self.shared.store.keep_alive(self.lease).await {
-            Ok(()) => Ok(()),
-            // It may still be kept in time.
-            Err(error) if error.is_passing() => Ok(()),
-            Err(StoreError::LeaseEnded(_)) => Err(Status::aborted("the lease has ended: join again")),
-            Err(error) => Err(refused(error)),
+    fn renew(&self) -> Renewing {
+        let (store, lease) = (Arc::clone(&self.shared.store), self.lease);
+        Box::pin(async move {
+            match store.keep_alive(lease).await {
+                Ok(()) => Ok(()),
+                // It may still be kept in time.
+                Err(error) if error.is_passing() => Ok(()),
+                Err(StoreError::LeaseEnded(_)) => Err(Status::aborted("the lease has ended: join again")),
+                Err(error) => Err(refused(error)),
+            }
+        })
+    }
+
+    /// An agent whose queue is full has enough to read; one that has gone is noticed.
+    fn ping(&self, nonce: u64) -> Result<(), Status> {
+        let message = proto::ToAgent { message: Some(to_agent::Message::Ping(proto::Ping { nonce })) };
+        match self.out.try_send(Ok(message)) {
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(Status::cancelled("the agent has gone")),
+            _ => Ok(()),
         }
     }
 
@@ -280,6 +300,10 @@ impl Session {
             }
             Some(from_agent::Message::Want(want)) => self.want(want).await?,
             Some(from_agent::Message::Answer(answer)) => self.answer(&answer).await?,
+            Some(from_agent::Message::Holdings(all)) => {
+                let value = json(&message::holdings(&all)?).map_err(refused)?;
+                self.pending.insert(keys::holdings(&self.record.node), Some(value));
+            }
             Some(from_agent::Message::Pong(_)) => {}
             Some(from_agent::Message::Hello(_)) => return Err(Status::invalid_argument("a second Hello")),
             // Of a newer version: left out.
@@ -322,6 +346,8 @@ impl Session {
         }
         if !report.ports.is_empty() {
             self.record.ports = ports(&report.ports)?;
+            self.record.neighbours =
+                report.neighbours.iter().take(MAX_PORTS).map(neighbour).collect::<Result<_, _>>()?;
             named.push((keys::node(&self.record.node), Some(json(&self.record).map_err(refused)?)));
         }
         if report.whole && self.whole.is_none() {
@@ -453,7 +479,18 @@ impl Session {
 
 struct Writing {
     taken: Vec<(String, Option<Vec<u8>>)>,
-    outcome: std::pin::Pin<Box<dyn Future<Output = Result<Option<Revision>, StoreError>> + Send>>,
+    outcome: OnItsWay<Result<Option<Revision>, StoreError>>,
+}
+
+type OnItsWay<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+type Renewing = OnItsWay<Result<(), Status>>;
+
+/// What is on its way, if there is anything.
+async fn pending<'a, T: 'a>(on_its_way: impl Into<Option<&'a mut OnItsWay<T>>>) -> T {
+    match on_its_way.into() {
+        Some(on_its_way) => on_its_way.await,
+        None => std::future::pending().await,
+    }
 }
 
 /// An order of the store that has no answer yet.

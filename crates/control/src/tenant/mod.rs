@@ -1,5 +1,5 @@
 //! Tenants: who may connect to whom, in which partition, and how much each may have. Pure policy; it is enforced by the fabric library
-//! (`may_connect` before a connection is made), by the NIC (its P_Key table drops packets of other partitions) and by who charges the ledger.
+//! (`may_connect` before a connection is made, quotas when objects are), and by the NIC (its P_Key table drops packets of other partitions).
 
 mod policy;
 mod quota;
@@ -7,4 +7,4 @@ mod quota;
 mod tests;
 
 pub use policy::{Allow, Denied, Grant, MAX_PKEYS, Partition, Tenant, Tenants};
-pub use quota::{Amount, Ledger, OverQuota, Quota};
+pub use quota::Quota;

@@ -102,34 +102,3 @@ fn toml_and_json_are_the_same_policy() {
     assert_eq!(Tenants::from_json(&json), Ok(policy));
     assert!(json.contains("0x8012"));
 }
-
-#[test]
-fn a_quota_is_kept_to_the_last_one_and_a_charge_is_whole_or_nothing() {
-    let quota = policy().find("red").unwrap().quota;
-    let mut ledger = Ledger::default();
-    let qps = |qps| Amount { qps, ..Amount::default() };
-    ledger.charge("red", "n1", &qps(3), &quota).unwrap();
-    ledger.charge("red", "n2", &qps(1), &quota).unwrap();
-    let refused = ledger.charge("red", "n2", &Amount { qps: 1, mrs: 5, memory_bytes: 1 }, &quota).unwrap_err();
-    assert_eq!((refused.has, refused.asked, refused.limit), (4, 1, 4));
-    assert_eq!(ledger.total("red"), qps(4));
-    // What it has too much of does not keep it from having something else.
-    ledger.charge("red", "n1", &Amount { mrs: 9, memory_bytes: 1000, ..Amount::default() }, &quota).unwrap();
-    assert!(ledger.charge("red", "n1", &Amount { memory_bytes: 1, ..Amount::default() }, &quota).is_err());
-    assert!(ledger.charge("red", "n1", &Amount { memory_bytes: u64::MAX, ..Amount::default() }, &quota).is_err());
-    ledger.release("red", "n1", &qps(1));
-    ledger.charge("red", "n2", &qps(1), &quota).unwrap();
-}
-
-#[test]
-fn who_dies_gives_everything_back_and_who_returns_says_what_it_has() {
-    let quota = policy().find("red").unwrap().quota;
-    let mut ledger = Ledger::default();
-    ledger.charge("red", "n1", &Amount { qps: 4, ..Amount::default() }, &quota).unwrap();
-    ledger.forget("n1");
-    assert_eq!(ledger, Ledger::default());
-    ledger.restate("red", "n1", Amount { qps: 6, ..Amount::default() });
-    assert!(ledger.charge("red", "n2", &Amount { qps: 1, ..Amount::default() }, &quota).is_err());
-    ledger.release("red", "n1", &Amount { qps: 100, ..Amount::default() });
-    assert_eq!(ledger, Ledger::default());
-}

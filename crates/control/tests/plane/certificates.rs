@@ -93,6 +93,7 @@ fn agent(authority: &Authority, node: &str, certificate_for: &str, control: Stri
         any_user: false,
         memory: None,
         neighbours: Vec::new(),
+        lldpctl: None,
     };
     Agent::start(settings, Box::<Counting>::default(), world::clock()).expect("an agent")
 }
@@ -122,6 +123,7 @@ async fn an_agent_speaks_only_for_the_node_that_its_certificate_names() {
         any_user: false,
         memory: None,
         neighbours: Vec::new(),
+        lldpctl: None,
     };
     let strange = Agent::start(settings, Box::<Counting>::default(), world::clock()).expect("an agent");
     eventually("the stranger gets nowhere", || strange.state().trouble.is_some()).await;

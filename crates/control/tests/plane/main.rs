@@ -8,6 +8,7 @@ mod dashboard;
 #[path = "../store/etcd_server.rs"]
 mod etcd_server;
 mod http;
+mod input;
 mod orders;
 mod rebalance;
 mod replicas;
@@ -17,6 +18,7 @@ mod world;
 use scalefabric_control::directory::Query;
 use scalefabric_fabric::Directory;
 use scalefabric_fabric::directory::ConnectionState;
+use std::time::Duration;
 use world::{Folder, World, eventually, record, service};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,7 +90,7 @@ async fn loads_of_ports_and_connections_reach_control() {
     process.publish(record("node1/1", 1, 0x100));
     let shared = &world.replica().shared;
     eventually("a load", || {
-        process.carried([world::carried("node1/1", 1, 1000)]);
+        process.carried(Duration::from_millis(100), vec![world::carried("node1/1", 1, 1000)]);
         let loads = shared.loads.snapshot(false, shared.clock.now());
         loads.get("node1").is_some_and(|load| {
             load.ports.len() == 2

@@ -122,6 +122,7 @@ pub fn start_agent(node: &str, folder: &Folder, control: Vec<String>) -> Node {
         any_user: false,
         memory: Some(memory),
         neighbours: Vec::new(),
+        lldpctl: None,
     };
     let agent = Agent::start(settings, Box::<Counting>::default(), clock()).expect("an agent");
     Node { agent, socket }

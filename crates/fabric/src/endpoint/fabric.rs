@@ -11,6 +11,7 @@ use super::wait::block_on;
 use crate::directory::{Directory, NoDirectory};
 use crate::error::FabricError;
 use crate::exchange::Exchange;
+use crate::guard::TenantProvider;
 use crate::path::Path;
 use scalefabric_verbs::{Context, ProtectionDomain, Provider};
 use std::sync::Arc;
@@ -108,13 +109,18 @@ impl Builder {
 
     /// Opens the device, listens, starts the thread.
     pub fn build(self) -> Result<Fabric, FabricError> {
-        let hub = Hub::open(&*self.provider, self.device.as_deref())?;
+        let directory = self.directory.unwrap_or_else(|| Arc::new(NoDirectory));
+        let provider: Arc<dyn Provider> = match self.config.tenant.as_str() {
+            "" => self.provider,
+            tenant => Arc::new(TenantProvider::new(self.provider, Arc::clone(&directory), tenant)),
+        };
+        let hub = Hub::open(&*provider, self.device.as_deref())?;
         self.config.check(&hub.attr)?;
         let keeper = service::start(Parts {
             node: self.node.unwrap_or_else(host_name),
             hub,
             config: self.config,
-            directory: self.directory.unwrap_or_else(|| Arc::new(NoDirectory)),
+            directory,
             exchanges: self.exchanges,
             listen: self.listen,
             rotate: self.rotate,

@@ -3,7 +3,7 @@
 use super::gid::{self, Want};
 use super::loss::LossSample;
 use crate::error::FabricError;
-use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PortState, ProtectionDomain, Provider, QueuePair};
+use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PKey, PortState, ProtectionDomain, Provider, QueuePair};
 use std::sync::Arc;
 
 /// An open device.
@@ -49,6 +49,18 @@ impl Hub {
         let mut table = self.context.query_gid_table()?;
         table.sort_by_key(|entry| !self.is_active(entry.port_num));
         Ok(table)
+    }
+
+    /// Where a P_Key stands in the table of a port now.
+    pub fn pkey_index(&self, port_num: u8, pkey: PKey) -> Result<u16, FabricError> {
+        let entries = self.context.query_port(port_num)?.pkey_tbl_len;
+        let is_it = |index: &u16| self.context.query_pkey(port_num, *index).is_ok_and(|entry| entry == pkey);
+        (0..entries).find(is_it).ok_or_else(|| {
+            FabricError::environment(format!(
+                "P_Key {:#06x} is not in the table of {} port {port_num}: the node's agent puts those of tenants there; is it running, and may the tenant run here?",
+                pkey.0, self.device
+            ))
+        })
     }
 
     /// The GID that means what is wanted.

@@ -57,7 +57,8 @@ impl Lane {
         let (send_cq, recv_cq) = (lock(&link.sender).cq.clone(), lock(&link.receiver).cq.clone());
         let srq = Some(link.pool.srq.clone());
         let qp = hub.pd.create_qp(&QpInit { qp_type: QpType::Rc, send_cq, recv_cq, srq, cap, sq_sig_all: false })?;
-        let (attr, mask) = QpAttr::init(QpType::Rc, path.port_num, RIGHTS);
+        let (mut attr, mask) = QpAttr::init(QpType::Rc, path.port_num, RIGHTS);
+        attr.pkey_index = hub.pkey_index(path.port_num, link.pkey)?;
         qp.modify(&attr, mask)?;
         let mtu = hub.mtu(path.port_num)?;
         let limit = |most: u32| config.max_rd_atomic.min(u8::try_from(most).unwrap_or(u8::MAX));
@@ -158,6 +159,11 @@ pub(crate) fn address_vector(path: &Path, sgid_index: u8) -> AddressVector {
 }
 
 fn choose_path(hub: &Hub, config: &Config, place: &Place) -> Result<Path, FabricError> {
+    if let Some(path) = place.path.as_ref().filter(|path| path.device.is_empty()) {
+        // The peer knows only by which address it wants to reach this side.
+        let entry = hub.choose(&Want { gid: Some(path.sgid), ..Want::default() })?;
+        return Ok(Path { device: hub.device.clone(), port_num: entry.port_num, ..path.clone() });
+    }
     if let Some(path) = &place.path {
         return Ok(path.clone());
     }

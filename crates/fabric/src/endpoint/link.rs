@@ -10,12 +10,13 @@ use super::lend::Loan;
 use super::receive::{Arrival, ReceivePool, Receiver};
 use super::received::Received;
 use super::send::Sender;
+use super::traffic::Traffic;
 use super::wait::Bell;
 use crate::directory::{ConnectionId, ConnectionRecord, FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::exchange::Channel;
 use crate::session::{Body, Input, MemoryOffer};
-use scalefabric_verbs::CompletionChannel;
+use scalefabric_verbs::{CompletionChannel, PKey};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::UnboundedSender;
@@ -64,6 +65,8 @@ type Handler<T> = Mutex<Option<Box<dyn FnMut(T) + Send>>>;
 pub(crate) struct Link {
     pub id: ConnectionId,
     pub service: String,
+    /// The partition that it is in.
+    pub pkey: PKey,
     pub config: Config,
     pub hub: Arc<Hub>,
     pub channel: Arc<dyn CompletionChannel>,
@@ -77,6 +80,7 @@ pub(crate) struct Link {
     /// The tenant that the peer connected for; empty on the side that connected.
     pub peer_tenant: String,
     pub statistics: Counters,
+    pub traffic: Arc<Traffic>,
     /// A lane's failure was told already; cleared with the next lane.
     pub broken_told: AtomicBool,
     watched: AtomicBool,
@@ -110,6 +114,7 @@ impl Link {
         id: ConnectionId,
         service: String,
         peer_tenant: String,
+        pkey: PKey,
         config: Config,
         hub: Arc<Hub>,
         pool: Arc<ReceivePool>,
@@ -121,15 +126,19 @@ impl Link {
         // Two lanes, a marker and a signal of each.
         let send_cq = context.create_cq(2 * config.depth + 8, Some(channel.clone()), 0)?;
         let recv_cq = context.create_cq(pool.receives + 8, Some(channel.clone()), 0)?;
-        let sender = Sender::new(send_cq, config.depth, bounds);
+        let traffic = Arc::new(Traffic::default());
+        let mut sender = Sender::new(send_cq, config.depth, bounds);
+        let mut receiver = Receiver::new(recv_cq, pool.clone());
+        (sender.traffic, receiver.traffic) = (traffic.clone(), traffic.clone());
         Ok(Arc::new(Self {
             id,
             service,
+            pkey,
             config,
             hub,
             channel,
             sender: Mutex::new(sender),
-            receiver: Mutex::new(Receiver::new(recv_cq, pool.clone())),
+            receiver: Mutex::new(receiver),
             pool,
             bell: Bell::default(),
             tell,
@@ -137,6 +146,7 @@ impl Link {
             peer: Mutex::default(),
             peer_tenant,
             statistics: Counters::default(),
+            traffic,
             broken_told: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             on_completion: Mutex::new(None),

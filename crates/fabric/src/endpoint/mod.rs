@@ -23,6 +23,7 @@ mod resolve;
 mod send;
 mod service;
 mod task;
+mod traffic;
 mod trigger;
 mod vector;
 mod wait;

@@ -2,6 +2,7 @@
 //! sent, also when two lanes are there at once. It counts what came, for rebuild and hand-over believe its count. It may not lend the bytes: they are copied out.
 
 use super::hub::Hub;
+use super::traffic::Traffic;
 use crate::error::FabricError;
 use crate::session::LaneId;
 use scalefabric_verbs::{
@@ -98,6 +99,7 @@ pub(crate) struct Receiver {
     delivered: u64,
     pub wakers: Vec<Waker>,
     pub has_handler: bool,
+    pub traffic: Arc<Traffic>,
 }
 
 /// What a look at the queue found.
@@ -122,6 +124,7 @@ impl Receiver {
             delivered: 0,
             wakers: Vec::with_capacity(4),
             has_handler: false,
+            traffic: Arc::default(),
         }
     }
 
@@ -162,6 +165,7 @@ impl Receiver {
             }
             return;
         }
+        self.traffic.received(wc.byte_len.into());
         let arrival = Arrival {
             slot,
             length: wc.byte_len,

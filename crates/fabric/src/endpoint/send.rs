@@ -4,6 +4,7 @@
 use super::completion::Completion;
 use super::log::{Bounds, Kind, Log, Report, Stage};
 use super::operation::Operation;
+use super::traffic::Traffic;
 use crate::buffer::RemoteRange;
 use crate::error::FabricError;
 use crate::operation::Outcome;
@@ -70,6 +71,7 @@ pub(crate) struct Sender {
     pub closed: Option<FabricError>,
     pub repeated: u64,
     pub in_doubt: u64,
+    pub traffic: Arc<Traffic>,
 }
 
 /// What a look at the queue found.
@@ -107,6 +109,7 @@ impl Sender {
             closed: None,
             repeated: 0,
             in_doubt: 0,
+            traffic: Arc::default(),
         }
     }
 
@@ -355,6 +358,10 @@ impl Sender {
             let slot = self.log.get_mut(head);
             let Stage::Ended(outcome) = slot.stage else { break };
             slot.release();
+            match slot.kind {
+                Kind::Read => self.traffic.read(slot.length.into()),
+                _ => self.traffic.sent(slot.length.into()),
+            }
             let completion = Completion { context: slot.context, outcome };
             match slot.report {
                 // Nobody asked for it.

@@ -10,12 +10,13 @@ use super::link::{Link, Told, lock};
 use super::log::Bounds;
 use super::receive::ReceivePool;
 use super::task::{Dial, Task};
+use super::traffic::{self, Counted};
 use crate::directory::{ConnectionId, Directory, FencingToken, Order, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange, Listener as PeerListener};
 use crate::session::{Abilities, Body, Change, Input, LaneId, Message, Purpose, Role, Session, Setup, VERSION};
 use scalefabric_verbs::event::EventType;
-use scalefabric_verbs::{EventSubject, Gid};
+use scalefabric_verbs::{EventSubject, Gid, PKey};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -48,6 +49,7 @@ pub(crate) struct Shared {
     pub known: Mutex<Vec<Weak<Link>>>,
     /// Node and process, and a number of this fabric.
     pub origin: String,
+    pub counted: Mutex<Counted>,
     serial: AtomicU64,
     random: AtomicU64,
     pool: Mutex<Option<Arc<ReceivePool>>>,
@@ -115,6 +117,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
         addresses: Mutex::new(Vec::new()),
         rotating: Rotating::default(),
         known: Mutex::new(Vec::new()),
+        counted: Mutex::default(),
         origin,
         serial: AtomicU64::new(0),
         random: AtomicU64::new(seed),
@@ -145,6 +148,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
                     tokio::spawn(lend::rotate_on_schedule(of_thread.clone(), every));
                 }
                 tokio::spawn(super::loss::watch(of_thread.clone()));
+                tokio::spawn(traffic::tell(of_thread.clone()));
                 let _ = stopped.await;
                 of_thread.close_all().await;
             });
@@ -192,9 +196,15 @@ async fn accept(shared: Arc<Shared>, mut listener: Box<dyn PeerListener>) {
 
 /// Hears what a peer that came wants, and leads it to its connection.
 async fn greet(shared: Arc<Shared>, mut channel: Box<dyn Channel>) {
-    let Ok(Ok(bytes)) = tokio::time::timeout(FIRST_WORD, channel.receive()).await else { return };
-    let Ok(message) = Message::parse(&bytes) else { return };
-    let known = lock(&shared.links).get(&message.connection).cloned();
+    let (message, known) = loop {
+        let Ok(Ok(bytes)) = tokio::time::timeout(FIRST_WORD, channel.receive()).await else { return };
+        let Ok(message) = Message::parse(&bytes) else { return };
+        let known = lock(&shared.links).get(&message.connection).cloned();
+        // A try that was given up before this side heard of it: the next one follows.
+        if known.is_some() || !matches!(message.body, Body::Abort { .. }) {
+            break (message, known);
+        }
+    };
     if let Some(known) = known {
         let _ = known.send(Told::Channel(channel, message.body, message.from));
         return;
@@ -326,7 +336,13 @@ impl Shared {
         }
     }
 
-    fn link(&self, id: ConnectionId, service: &str, peer_tenant: &str) -> Result<(Arc<Link>, Told2), FabricError> {
+    fn link(
+        &self,
+        id: ConnectionId,
+        service: &str,
+        peer_tenant: &str,
+        pkey: PKey,
+    ) -> Result<(Arc<Link>, Told2), FabricError> {
         let (tell, told) = unbounded_channel();
         let bounds = Bounds {
             max_inline: (self.config.max_inline.min(self.hub.attr.max_inline_data) as usize).min(super::MAX_INLINE),
@@ -338,7 +354,8 @@ impl Shared {
         let config = self.config.clone();
         let (service, peer_tenant) = (service.to_owned(), peer_tenant.to_owned());
         let (hub, pool) = (self.hub.clone(), self.pool()?);
-        let link = Link::new(id.clone(), service, peer_tenant, config, hub, pool, tell.clone(), bounds)?;
+        let link = Link::new(id.clone(), service, peer_tenant, pkey, config, hub, pool, tell.clone(), bounds)?;
+        lock(&self.counted).add(id.clone(), link.traffic.clone());
         lock(&self.links).insert(id, tell);
         let mut known = lock(&self.known);
         if known.len() == known.capacity() {
@@ -368,10 +385,10 @@ impl Shared {
         service: &str,
         path: Option<crate::path::Path>,
     ) -> Result<oneshot::Receiver<Result<Connection, FabricError>>, FabricError> {
-        self.directory.may_connect(&self.config.tenant, service)?;
+        let pkey = self.directory.may_connect(&self.config.tenant, service)?;
         let (exchange, place) = self.exchange_of(address)?;
         let near = path.as_ref().map(|path| path.dgid).or_else(|| near(place));
-        let (link, told) = self.link(self.next_id(), service, "")?;
+        let (link, told) = self.link(self.next_id(), service, "", pkey)?;
         let session = Session::new(self.setup(Role::Leader, service, path), 0);
         let (ready, up) = oneshot::channel();
         let connection = Connection::new(link.clone(), keeper.clone());
@@ -404,7 +421,9 @@ impl Shared {
             let error = FabricError::misuse(format!("nobody here offers the service `{service}`; offered: {known}"));
             return Err((channel, error));
         };
-        let (link, told) = match self.link(id, service, tenant) {
+        // Who connects says whose it is. That it may is judged here as well; that it is, the partition proves.
+        let link = self.directory.may_connect(tenant, service).and_then(|pkey| self.link(id, service, tenant, pkey));
+        let (link, told) = match link {
             Ok(both) => both,
             Err(error) => return Err((channel, error)),
         };
@@ -461,6 +480,7 @@ impl Shared {
     /// A task has ended.
     pub fn forget(&self, id: &ConnectionId) {
         lock(&self.links).remove(id);
+        lock(&self.counted).forget(id);
     }
 
     pub fn watch_qp(&self, qp_num: u32, tell: UnboundedSender<Told>) {

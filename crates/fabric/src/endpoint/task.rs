@@ -13,7 +13,7 @@ use crate::directory::{ConnectionRecord, ConnectionState, FencingToken, OrderRes
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange};
 use crate::path::Path;
-use crate::session::{Action, Body, Drained, Input, LaneId, Message, Session, VERSION};
+use crate::session::{Action, Body, Drained, Input, LaneId, Message, Session, Strategy, VERSION};
 use scalefabric_verbs::{Gid, QpAttr};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -239,7 +239,7 @@ impl Task {
                     self.home.forget();
                 }
                 self.answers.push((token, Asker::Caller(answer)));
-                self.inputs.push_back(input);
+                self.inputs.push_back(self.with_peer(input));
             }
             Told::Offer(input, revoked) => {
                 self.revoked.push(revoked);
@@ -275,6 +275,25 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// A move to another address of the peer moves the peer as well: it is told which address it should be reached by.
+    fn with_peer(&self, input: Input) -> Input {
+        let Input::Move(mut change) = input else { return input };
+        let (wanted, present) = (change.path.dgid, self.path.as_ref().map(|path| path.dgid));
+        if change.peer_path.is_none() && wanted != Gid::ZERO && present.is_some_and(|present| present != wanted) {
+            // The peer looks up where that is when it makes a QP.
+            change.strategy.get_or_insert(Strategy::MakeBeforeBreak);
+            change.peer_path = Some(Path {
+                device: String::new(),
+                port_num: 0,
+                sgid: wanted,
+                dgid: change.path.sgid,
+                flow_label: 0,
+                dscp: change.path.dscp,
+            });
+        }
+        Input::Move(change)
     }
 
     fn take_channel(&mut self, channel: Box<dyn Channel>) {

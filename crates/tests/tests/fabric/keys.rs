@@ -10,7 +10,7 @@ use scalefabric_fabric::remote::{Area, Far};
 use scalefabric_fabric::session::{Action, Body, Input, MemoryOffer, Message, VERSION};
 use scalefabric_fabric::{FabricError, Fault, Local, Outcome};
 use scalefabric_tests::fabric::{PATIENCE, Pair, provider};
-use scalefabric_verbs::WcStatus;
+use scalefabric_verbs::{PKey, WcStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -246,8 +246,8 @@ impl Directory for Orders {
     fn resolve(&self, _: &str) -> Vec<ServiceAddress> {
         Vec::new()
     }
-    fn may_connect(&self, _: &str, _: &str) -> Result<(), FabricError> {
-        Ok(())
+    fn may_connect(&self, _: &str, _: &str) -> Result<PKey, FabricError> {
+        Ok(PKey::DEFAULT)
     }
     fn next_order(&self) -> Option<Order> {
         self.given.lock().unwrap().pop()

@@ -71,6 +71,7 @@ async fn an_order_to_rotate_reaches_the_memory_that_a_process_lends() {
         any_user: false,
         memory: None,
         neighbours: Vec::new(),
+        lldpctl: None,
     };
     let agent = Agent::start(settings, Box::new(Nothing), clock).unwrap();
     eventually("the agent has joined", || agent.state().replica.is_some()).await;

@@ -170,7 +170,6 @@ impl<'a> Work<'a> {
             if !self.execute(Operation::read(&piece, there(offset as u64)))? {
                 continue;
             }
-            self.own.carry(0, EDGE_BYTES as u64);
             let (mut sent, mut found) = (vec![0; EDGE_BYTES], vec![0; EDGE_BYTES]);
             block.read(offset, &mut sent)?;
             edge.read(0, &mut found)?;

@@ -13,7 +13,6 @@ use crate::software::{self, SoftwareOptions};
 use crate::terminal::say;
 use drive::Driver;
 use scalefabric_control::client::{AgentDirectory, Settings};
-use scalefabric_control::local::Carried;
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Target, Waiting};
 use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::pool::{PageKind, Pool, PoolConfig};
@@ -28,7 +27,7 @@ use std::time::{Duration, Instant};
 /// How long the others may take to come.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How often it is told what connections carried.
+/// How often it is looked whether the work is over.
 const TELL: Duration = Duration::from_millis(50);
 
 /// The longest message: a call and its answer.
@@ -74,14 +73,12 @@ fn tell(said: &Said) {
     }
 }
 
-/// A connection that this node made, and what it has carried.
+/// A connection that this node made, and what was done on it. What it carries the fabric tells the directory by itself.
 #[derive(Debug)]
 pub struct Own {
     line: Line,
     connection: Connection,
     tally: Mutex<Tally>,
-    /// Bytes sent and received that have not been told to the directory yet.
-    carried: [AtomicU64; 2],
 }
 
 impl Own {
@@ -95,13 +92,6 @@ impl Own {
         tally.operations += 1;
         tally.bytes += sent + received;
         tally.slowest_us = tally.slowest_us.max(u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX));
-        drop(tally);
-        self.carry(sent, received);
-    }
-
-    fn carry(&self, sent: u64, received: u64) {
-        self.carried[0].fetch_add(sent, Ordering::Relaxed);
-        self.carried[1].fetch_add(received, Ordering::Relaxed);
     }
 
     fn failed(&self, stage: &Stage, what: impl std::fmt::Display) {
@@ -152,14 +142,14 @@ fn work(plan: Plan, place: usize) -> Result<(), Failure> {
     let mut owns = Vec::new();
     for line in stage.plan.lines(place) {
         let connection = runtime.block_on(connect(&stage.plan, place, &line, &fabric, &directory))?;
-        let own = Own { line, connection, tally: Mutex::default(), carried: Default::default() };
+        let own = Own { line, connection, tally: Mutex::default() };
         owns.push(Arc::new(own));
     }
     let drivers: Vec<Driver> =
         (0..).zip(&owns).map(|(number, own)| Driver::start(&stage, own, number)).collect::<Result<_, _>>()?;
     tell(&Said::Ready);
-    let (of_teller, told, tells) = (stage.clone(), owns.clone(), directory.clone());
-    let teller = std::thread::spawn(move || tell_loads(&of_teller, &told, &tells));
+    let (of_teller, told) = (stage.clone(), owns.clone());
+    let teller = std::thread::spawn(move || tell_tallies(&of_teller, &told));
     listen(&stage)?;
     stage.stop.store(true, Ordering::Relaxed);
     for driver in drivers {
@@ -252,18 +242,11 @@ fn sum(owns: &[Arc<Own>]) -> Tallies {
     tallies
 }
 
-/// Tells the directory what connections carried, and the parent what was done.
-fn tell_loads(stage: &Stage, owns: &[Arc<Own>], directory: &AgentDirectory) {
+/// Tells the parent what was done.
+fn tell_tallies(stage: &Stage, owns: &[Arc<Own>]) {
     let mut rounds = 0u32;
     while !stage.stops() {
         std::thread::sleep(TELL);
-        let carried = owns.iter().filter_map(|own| {
-            let [tx_bytes, rx_bytes] = [0, 1].map(|way: usize| own.carried[way].swap(0, Ordering::Relaxed));
-            let packets = tx_bytes.div_ceil(4096);
-            let id = own.connection.id().clone();
-            (tx_bytes + rx_bytes > 0).then_some(Carried { id, tx_bytes, rx_bytes, packets, retransmitted: 0 })
-        });
-        directory.carried(carried.collect::<Vec<_>>());
         rounds += 1;
         if rounds.is_multiple_of(20) {
             tell(&Said::Tally { tallies: sum(owns) });

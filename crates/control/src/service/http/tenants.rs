@@ -29,9 +29,11 @@ pub async fn look(State(shared): State<Arc<Shared>>) -> Result<Json<Tenants>, Fa
 ))]
 pub async fn set(
     State(shared): State<Arc<Shared>>,
-    rules: Result<Json<Tenants>, JsonRejection>,
+    rules: Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>,
 ) -> Result<Json<Tenants>, Failure> {
+    // An object: a list would be taken for the fields in their order, and an empty one for no rules.
     let Json(rules) = rules.map_err(|error| Failure::bad(error.body_text()))?;
+    let rules: Tenants = serde_json::from_value(rules.into()).map_err(|error| Failure::bad(error.to_string()))?;
     rules.check().map_err(Failure::bad)?;
     shared.store.put(&key(), json(&rules)?, None).await?;
     Ok(Json(rules))

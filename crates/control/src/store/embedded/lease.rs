@@ -1,7 +1,9 @@
-//! Which leases there are, until when, and which keys hang on each. It knows no clock: it is told the time.
+//! Which leases there are, until when, and which keys hang on each. It knows no clock: it is told the time. The writer shares it with those who keep
+//! leases alive: a renewal never waits for the disk, so that a long commit cannot starve it.
 
 use super::super::LeaseId;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A stand-still of the process longer than this does not count against leases: nobody could have kept them alive.
@@ -10,6 +12,8 @@ const STAND_STILL: Duration = Duration::from_secs(1);
 struct Lease {
     ttl: Duration,
     ends: Duration,
+    /// Its time has passed and the writer takes it away: it can no longer be kept alive.
+    ending: bool,
     keys: BTreeSet<String>,
 }
 
@@ -17,6 +21,21 @@ struct Lease {
 pub struct Leases {
     leases: BTreeMap<LeaseId, Lease>,
     looked: Duration,
+}
+
+/// The leases as the writer and those who keep them alive share them. The lock is held for moments, never during a commit.
+pub struct SharedLeases(Mutex<Leases>);
+
+impl SharedLeases {
+    /// These.
+    pub fn new(leases: Leases) -> Self {
+        Self(Mutex::new(leases))
+    }
+
+    /// To look or to change.
+    pub fn lock(&self) -> MutexGuard<'_, Leases> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Leases {
@@ -27,12 +46,12 @@ impl Leases {
 
     /// One more.
     pub fn add(&mut self, id: LeaseId, ttl: Duration, now: Duration) {
-        self.leases.insert(id, Lease { ttl, ends: now + ttl, keys: BTreeSet::new() });
+        self.leases.insert(id, Lease { ttl, ends: now + ttl, ending: false, keys: BTreeSet::new() });
     }
 
-    /// Its whole time again; false if there is no such lease.
+    /// Its whole time again; false if there is no such lease, or if it is being taken away.
     pub fn keep_alive(&mut self, id: LeaseId, now: Duration) -> bool {
-        let found = self.leases.get_mut(&id);
+        let found = self.leases.get_mut(&id).filter(|lease| !lease.ending);
         found.map(|lease| lease.ends = now + lease.ttl).is_some()
     }
 
@@ -59,7 +78,7 @@ impl Leases {
         }
     }
 
-    /// Those whose time has passed.
+    /// Those whose time has passed. From now on they cannot be kept alive.
     pub fn ended(&mut self, now: Duration) -> Vec<LeaseId> {
         let stood_still = now.saturating_sub(self.looked);
         self.looked = now;
@@ -68,7 +87,12 @@ impl Leases {
                 lease.ends += stood_still;
             }
         }
-        self.leases.iter().filter(|(_, lease)| lease.ends <= now).map(|(id, _)| *id).collect()
+        let mut ended = Vec::new();
+        for (id, lease) in self.leases.iter_mut().filter(|(_, lease)| lease.ends <= now) {
+            lease.ending = true;
+            ended.push(*id);
+        }
+        ended
     }
 }
 
@@ -84,6 +108,16 @@ mod tests {
         leases.add(LeaseId(1), SECOND, Duration::ZERO);
         assert!(leases.ended(SECOND - Duration::from_nanos(1)).is_empty());
         assert_eq!(leases.ended(SECOND), [LeaseId(1)]);
+    }
+
+    #[test]
+    fn a_lease_that_was_kept_alive_in_time_does_not_end_and_one_that_is_taken_away_is_not_kept() {
+        let mut leases = Leases::new(Duration::ZERO);
+        leases.add(LeaseId(1), SECOND, Duration::ZERO);
+        assert!(leases.keep_alive(LeaseId(1), SECOND / 2));
+        assert!(leases.ended(SECOND).is_empty());
+        assert_eq!(leases.ended(SECOND * 3 / 2), [LeaseId(1)]);
+        assert!(!leases.keep_alive(LeaseId(1), SECOND * 3 / 2), "the writer has begun to take it away");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod writer;
 use super::{Change, Entry, Guard, LeaseId, Pending, Revision, Store, StoreError, Watch, rules};
 use crate::clock::Clock;
 use history::History;
+use lease::SharedLeases;
 use redb::{Database, ReadableDatabase};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -28,6 +29,8 @@ const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Embedded {
     database: Arc<Database>,
     history: Arc<History>,
+    leases: Arc<SharedLeases>,
+    clock: Arc<dyn Clock>,
     jobs: Option<mpsc::Sender<Job>>,
     writer: Option<std::thread::JoinHandle<()>>,
 }
@@ -46,12 +49,13 @@ impl Embedded {
         let state = writer::State::load(&database, clock.now()).map_err(|error| file::refused(path, error))?;
         let history = Arc::new(History::beginning_at(state.revision()));
         let (jobs, queue) = mpsc::channel();
-        let (theirs, told) = (Arc::clone(&database), Arc::clone(&history));
+        let leases = state.leases();
+        let (theirs, told, ticking) = (Arc::clone(&database), Arc::clone(&history), Arc::clone(&clock));
         let writer = std::thread::Builder::new()
             .name("sfab-store".into())
-            .spawn(move || writer::run(state, &theirs, &told, &queue, clock.as_ref()))
+            .spawn(move || writer::run(state, &theirs, &told, &queue, ticking.as_ref()))
             .map_err(|error| StoreError::Invalid(format!("the store's thread could not be started: {error}")))?;
-        Ok(Self { database, history, jobs: Some(jobs), writer: Some(writer) })
+        Ok(Self { database, history, leases, clock, jobs: Some(jobs), writer: Some(writer) })
     }
 
     /// Ends the leases whose time has passed, now: what the store does by itself ten times a second.
@@ -61,10 +65,13 @@ impl Embedded {
 
     async fn ask(&self, work: Work) -> Result<Option<u64>, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let gone = || StoreError::Broken("the store's thread has ended: see its last message, and start again".into());
         self.jobs.as_ref().ok_or_else(gone)?.send(Job { work, answer }).map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
+}
+
+fn gone() -> StoreError {
+    StoreError::Broken("the store's thread has ended: see its last message, and start again".into())
 }
 
 impl Drop for Embedded {
@@ -116,7 +123,14 @@ impl Store for Embedded {
     }
 
     fn keep_alive(&self, lease: LeaseId) -> Pending<'_, ()> {
-        Box::pin(async move { self.ask(Work::KeepAlive { lease }).await.map(drop) })
+        Box::pin(async move {
+            // It is not written, and so does not wait for what is; but a store that writes nothing more keeps nothing alive.
+            if self.writer.as_ref().is_none_or(std::thread::JoinHandle::is_finished) {
+                return Err(gone());
+            }
+            let kept = self.leases.lock().keep_alive(lease, self.clock.now());
+            if kept { Ok(()) } else { Err(StoreError::LeaseEnded(lease)) }
+        })
     }
 
     fn revoke(&self, lease: LeaseId) -> Pending<'_, ()> {

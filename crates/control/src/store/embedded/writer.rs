@@ -4,9 +4,10 @@
 use super::super::{Change, Event, Guard, LeaseId, Revision, StoreError};
 use super::file::{self, ENTRIES, HEADER, LEASES, broken};
 use super::history::History;
-use super::lease::Leases;
+use super::lease::{Leases, SharedLeases};
 use super::{Clock, EXPIRY_INTERVAL};
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, Table, WriteTransaction};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -18,7 +19,6 @@ const TOGETHER: usize = 1024;
 pub enum Work {
     Transact { guards: Vec<Guard>, changes: Vec<Change> },
     Grant { ttl: Duration },
-    KeepAlive { lease: LeaseId },
     Revoke { lease: LeaseId },
     Expire,
 }
@@ -36,7 +36,7 @@ pub struct Job {
 pub struct State {
     revision: Revision,
     last_lease: i64,
-    leases: Leases,
+    leases: Arc<SharedLeases>,
 }
 
 impl State {
@@ -58,7 +58,12 @@ impl State {
             }
             leases.hang(&entry.key, None, entry.lease);
         }
-        Ok(Self { revision, last_lease: last_lease.cast_signed(), leases })
+        Ok(Self { revision, last_lease: last_lease.cast_signed(), leases: Arc::new(SharedLeases::new(leases)) })
+    }
+
+    /// The leases, for those who keep them alive.
+    pub fn leases(&self) -> Arc<SharedLeases> {
+        Arc::clone(&self.leases)
     }
 
     /// The latest revision.
@@ -101,15 +106,9 @@ fn turn(
     jobs: Vec<Job>,
     now: Duration,
 ) -> Result<(), StoreError> {
-    let ended = state.leases.ended(now);
-    let writes = |work: &Work| !matches!(work, Work::KeepAlive { .. } | Work::Expire);
-    if ended.is_empty() && !jobs.iter().any(|job| writes(&job.work)) {
-        for Job { work, answer } in jobs {
-            let _ = answer.send(match work {
-                Work::KeepAlive { lease } => kept_alive(state, lease, now),
-                _ => Ok(None),
-            });
-        }
+    let ended = state.leases.lock().ended(now);
+    if ended.is_empty() && jobs.iter().all(|job| matches!(job.work, Work::Expire)) {
+        jobs.into_iter().for_each(|job| drop(job.answer.send(Ok(None))));
         return Ok(());
     }
     let mut answers = Vec::with_capacity(jobs.len());
@@ -122,10 +121,6 @@ fn turn(
         let _ = answer.send(failed.clone().map_or(outcome, Err));
     }
     failed.map_or(Ok(()), Err)
-}
-
-fn kept_alive(state: &mut State, lease: LeaseId, now: Duration) -> Answer {
-    if state.leases.keep_alive(lease, now) { Ok(None) } else { Err(StoreError::LeaseEnded(lease)) }
 }
 
 type Answers = Vec<(oneshot::Sender<Answer>, Answer)>;
@@ -193,9 +188,8 @@ impl<'t, 's> Turn<'t, 's> {
         match work {
             Work::Transact { guards, changes } => self.transact(&guards, changes),
             Work::Grant { ttl } => self.grant(ttl),
-            Work::KeepAlive { lease } => kept_alive(self.state, lease, self.now),
             Work::Revoke { lease } => {
-                if !self.state.leases.has(lease) {
+                if !self.state.leases.lock().has(lease) {
                     return Err(StoreError::LeaseEnded(lease));
                 }
                 self.end(lease).map(|()| None)
@@ -218,7 +212,7 @@ impl<'t, 's> Turn<'t, 's> {
         }
         for change in &changes {
             if let Change::Put { lease: Some(lease), .. } = change
-                && !self.state.leases.has(*lease)
+                && !self.state.leases.lock().has(*lease)
             {
                 return Err(StoreError::LeaseEnded(*lease));
             }
@@ -231,7 +225,7 @@ impl<'t, 's> Turn<'t, 's> {
                     let (_, before) = self.revision_of(&key)?;
                     let bytes = file::encode(&key, revision, lease, &value);
                     self.entries.insert(key.as_str(), bytes.as_slice()).map_err(broken)?;
-                    self.state.leases.hang(&key, before, lease);
+                    self.state.leases.lock().hang(&key, before, lease);
                     events.push(Event::Put(super::Entry { key, value, revision, lease }));
                 }
                 Change::Delete { key } => self.delete(key, revision, &mut events)?,
@@ -245,7 +239,7 @@ impl<'t, 's> Turn<'t, 's> {
         let (found, lease) = self.revision_of(&key)?;
         if found != Revision(0) {
             self.entries.remove(key.as_str()).map_err(broken)?;
-            self.state.leases.hang(&key, lease, None);
+            self.state.leases.lock().hang(&key, lease, None);
             events.push(Event::Delete { key, revision });
         }
         Ok(())
@@ -265,13 +259,14 @@ impl<'t, 's> Turn<'t, 's> {
         self.header.insert("lease", id.cast_unsigned()).map_err(broken)?;
         self.leases.insert(id, ttl_ms).map_err(broken)?;
         self.state.last_lease = id;
-        self.state.leases.add(LeaseId(id), ttl, self.now);
+        self.state.leases.lock().add(LeaseId(id), ttl, self.now);
         Ok(Some(id.cast_unsigned()))
     }
 
     /// Ends a lease and deletes what hangs on it, at one revision.
     fn end(&mut self, lease: LeaseId) -> Result<(), StoreError> {
-        let Some(keys) = self.state.leases.remove(lease) else { return Ok(()) };
+        let removed = self.state.leases.lock().remove(lease);
+        let Some(keys) = removed else { return Ok(()) };
         self.leases.remove(lease.0).map_err(broken)?;
         let revision = Revision(self.state.revision.0 + 1);
         let mut events = Vec::with_capacity(keys.len());
