@@ -24,6 +24,8 @@ export const fabric = new (class extends EventTarget {
   /** The newest last. */
   events = [];
   state = 'connecting';
+  /** How often somebody looked elsewhere: an answer that comes late is for nobody. */
+  looks = 0;
   /** Milliseconds to add to control's clock for the date. */
   dateOffset = 0;
 
@@ -97,7 +99,7 @@ export const fabric = new (class extends EventTarget {
       });
       this.nodes.sort((a, b) => natural(a.name, b.name));
       this.byName = new Map(this.nodes.map((node) => [node.name, node]));
-      this.past = null;
+      if (this.past) this.look(this.past.at_ms).catch(() => { this.past = null; });
     }
     if (overview.second && (!this.second || overview.second.at_ms >= this.second.at_ms || changed)) this.second = overview.second;
     if (changed) this.tell('layout');
@@ -130,15 +132,19 @@ export const fabric = new (class extends EventTarget {
     this.events.push(data);
     if (this.events.length > KEPT) this.events.splice(0, this.events.length - KEPT);
     this.tell('event', data);
-    if (/^(settings|leader|store|replica)/.test(kind)) this.load();
+    if (/^(node|settings|leader|store|replica)/.test(kind)) this.load();
   }
 
   /** Looks at a moment of the past; null: now again. */
   async look(atMs) {
+    this.looks += 1;
+    const mine = this.looks;
     if (atMs === null) {
       this.past = null;
     } else {
       const moment = await get(`/v1/timeline/moment?at_ms=${Math.round(atMs)}`);
+      // Somebody looks elsewhere by now.
+      if (mine !== this.looks) return;
       if (moment.layout !== this.overview.layout) {
         const places = new Map(moment.ports.map((name, at) => [name, at]));
         const at = this.ports.map((port) => places.get(`${port.node}/${port.name}`));

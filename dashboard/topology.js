@@ -20,12 +20,20 @@ function groups() {
     else if (found.has(name)) found.get(name).push(node);
     else found.set(name, [node]);
   }
-  const all = [...found].sort(([a], [b]) => natural(a, b)).map(([name, nodes]) => ({ name, nodes }));
+  const all = [...found].sort(([a], [b]) => natural(a, b)).map(([name, nodes]) => ({ name, short: brief(nodes[0].switches), nodes }));
   for (let at = 0; at < alone.length; at += TOGETHER) {
     const nodes = alone.slice(at, at + TOGETHER);
-    all.push({ name: nodes.length > 1 ? `${nodes[0].name} … ${nodes.at(-1).name}` : nodes[0].name, nodes });
+    const name = nodes.length > 1 ? `${nodes[0].name} … ${nodes.at(-1).name}` : nodes[0].name;
+    all.push({ name, short: name, nodes });
   }
   return all;
+}
+
+/** leaf1 and leaf2 as leaf1+2. */
+function brief(names) {
+  const stem = /^(.*?)\d+$/.exec(names[0])?.[1];
+  const alike = stem && names.every((name) => name.startsWith(stem) && /^\d+$/.test(name.slice(stem.length)));
+  return [names[0], ...names.slice(1).map((name) => (alike ? name.slice(stem.length) : name))].join('+');
 }
 
 /** What a port looks like: its heat, and what is more than heat. */
@@ -69,7 +77,7 @@ function legend() {
 
 /** Draws the view; gives what takes it down. */
 export function topology(place) {
-  const inspector = el('p', { class: 'inspector', 'aria-live': 'polite', text: ' ' });
+  const inspector = el('p', { class: 'inspector', text: ' ' });
   const ground = el('div', { class: 'ground' });
   place.replaceChildren(el('div', { class: 'line' }, el('h2', { text: 'Topology' }), legend()), inspector, ground);
   let paint = () => {};
@@ -104,13 +112,16 @@ export function topology(place) {
 function dense(ground, inspect) {
   const painters = [];
   const cells = [];
-  const boxes = groups().map(({ name, nodes }) => {
+  const boxes = groups().map(({ name, short, nodes }) => {
     const load = el('span', { class: 'num', text: '' });
     const box = el('div', { class: 'cells' }, nodes.map((node) => {
       const stripes = node.ports.length <= 8 ? node.ports.map((port) => [port]) : [node.ports];
       const marks = stripes.map(() => el('i'));
       const cell = el('a', { class: 'cell', href: `#/node/${encodeURIComponent(node.name)}`, 'aria-label': node.name, tabindex: '-1' }, marks);
-      cell.addEventListener('focus', () => inspect(node));
+      cell.addEventListener('focus', () => {
+        cell.setAttribute('aria-description', sentence(node));
+        inspect(node);
+      });
       cell.addEventListener('pointerenter', () => inspect(node));
       cells.push(cell);
       painters.push(() => stripes.forEach((ports, at) => {
@@ -128,7 +139,7 @@ function dense(ground, inspect) {
       write(load, `▲ ${rate(bps * 1e9)} · ${percent(most)}`);
       load.title = 'Sent by all its nodes; the busiest port';
     });
-    return el('section', { class: 'group', 'aria-label': name }, el('h3', {}, el('span', { text: name }), load), box);
+    return el('section', { class: 'group', 'aria-label': name }, el('h3', {}, el('span', { text: short, title: name }), load), box);
   });
   ground.replaceChildren(el('div', { class: 'groups' }, boxes));
   if (cells[0]) cells[0].tabIndex = 0;

@@ -156,21 +156,25 @@ impl Recording {
         &self.layout
     }
 
-    /// Other nodes or ports. What is known of those that stay is kept.
+    /// Other nodes or ports. What is known of those that stay is kept, and who stands where stays so as long as the ports and their speeds are the same.
     pub fn set_nodes(&mut self, nodes: &BTreeMap<String, Arc<NodeRecord>>) {
-        let fresh = Layout::new(self.layout.number + 1, nodes);
-        let mut old: HashMap<&PortName, Cell> = self.layout.ports.iter().zip(std::mem::take(&mut self.cells)).collect();
-        let mut cells = Vec::with_capacity(fresh.ports.len());
+        let mut fresh = Layout::new(self.layout.number + 1, nodes);
+        let cells = std::mem::take(&mut self.cells);
+        let mut same = fresh.ports == self.layout.ports && fresh.left_out == self.layout.left_out;
+        let mut old: HashMap<&PortName, Cell> = self.layout.ports.iter().zip(cells).collect();
         for (name, (first, count)) in &fresh.of_node {
             let Some(node) = nodes.get(name) else { continue };
             for (port, name) in node.ports.iter().zip(&fresh.ports[*first..*first + *count]) {
                 let mut cell = old.remove(name).unwrap_or_default();
-                cell.capacity_bps = port.rate_mbps.saturating_mul(1_000_000);
-                cell.up = port.active;
-                cells.push(cell);
+                let capacity_bps = port.rate_mbps.saturating_mul(1_000_000);
+                same &= cell.capacity_bps == capacity_bps;
+                (cell.capacity_bps, cell.up) = (capacity_bps, port.active);
+                self.cells.push(cell);
             }
         }
-        self.cells = cells;
+        if same {
+            fresh.number = self.layout.number;
+        }
         self.layout = Arc::new(fresh);
     }
 
@@ -196,9 +200,6 @@ impl Recording {
             let Some(at) = self.layout.place(node, &load.device, load.port_num) else { continue };
             let cell = &mut self.cells[at];
             cell.up = load.active;
-            if load.capacity_bps > 0 {
-                cell.capacity_bps = load.capacity_bps;
-            }
             let (tx, rx) = (permille(load.tx_bps, cell.capacity_bps), permille(load.rx_bps, cell.capacity_bps));
             cell.tx += u32::from(tx);
             cell.rx += u32::from(rx);
@@ -371,6 +372,8 @@ mod tests {
         recording.sample("b", &[load(1, 900.0)], &Policy::default());
         let column = recording.close_column(2_000, 2, 0, |_| 0);
         assert_eq!((column.flags[1] & HOT, column.tx[1], column.layout.number), (HOT, 900, 2));
+        recording.set_nodes(&nodes(&["a", "b"], 1));
+        assert_eq!(recording.layout().number, 2, "nobody moved");
         assert_eq!(recording.moment(1_500).map(|column| column.layout.number), Some(1));
         assert_eq!(recording.moment(0).map(|column| column.at_ms), Some(1_000));
     }
