@@ -29,6 +29,7 @@ const NEEDS: &[Need] = &[
     need("fi_pingpong", "libfabric-bin", "clients: libfabric"),
     need("memcached", "memcached", "connecting through memcached"),
     need("etcd", "etcd-server", "connecting through etcd, and the control plane's state in it"),
+    need("chromium", "chromium", "the dashboard in a browser"),
     need("/usr/lib/python3/dist-packages/pyverbs", "python3-pyverbs", "clients: the tests of rdma-core"),
 ];
 

@@ -12,6 +12,7 @@ mod interop;
 mod invariants;
 mod links;
 mod machine;
+mod pictures;
 mod process;
 mod products;
 mod sim;
@@ -50,6 +51,8 @@ enum Command {
     Clients(clients::Options),
     /// Against a Linux kernel with Soft-RoCE in a virtual machine (root). Example: cargo xtask interop rc-send v6-rc
     Interop(interop::Options),
+    /// The pictures of the dashboard, into docs/pictures. Example: cargo xtask pictures --seconds 60
+    Pictures(pictures::Options),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Capabilities(options) => capabilities::run(&options),
         Command::Clients(options) => clients::run(&options),
         Command::Interop(options) => interop::run(&options),
+        Command::Pictures(options) => pictures::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
