@@ -37,6 +37,7 @@ enum Command {
     Decode(command::decode::Options),
     Control(Box<command::control::Options>),
     Agent(Box<command::agent::Options>),
+    Top(command::top::Options),
     #[command(hide = true)]
     Bench(bench::Options),
     #[command(hide = true)]
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Decode(options) => command::decode::run(&options),
         Command::Control(options) => command::control::run(&options),
         Command::Agent(options) => command::agent::run(&options),
+        Command::Top(options) => command::top::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::UpPart(options) => up::part::run(&options),
     };

@@ -29,6 +29,9 @@ fn wrong_use_ends_with_2_and_a_sentence() {
         (&["control", "--listen", "10.0.0.1:0"], "client_ca"),
         (&["control", "--config", "/nonexistent/file"], "/nonexistent/file cannot be read"),
         (&["agent", "--node", "Node_3"], "Node_3"),
+        (&["top", "--control", "10.0.0.1"], "http://host:port"),
+        (&["top", "--sort", "colour"], "colour"),
+        (&["top", "--ca", "/nonexistent/file"], "/nonexistent/file"),
         (&["agent", "--socket", "/tmp/sfab-usage.sock", "--control", "http://10.0.0.1:7480"], "https"),
     ];
     for (arguments, named) in cases {
@@ -42,9 +45,20 @@ fn wrong_use_ends_with_2_and_a_sentence() {
 
 #[test]
 fn help_of_each_command_has_an_example() {
-    for command in
-        ["run", "demo", "devices", "gids", "counters", "res", "decode", "bench", "personalities", "control", "agent"]
-    {
+    for command in [
+        "run",
+        "demo",
+        "devices",
+        "gids",
+        "counters",
+        "res",
+        "decode",
+        "bench",
+        "personalities",
+        "control",
+        "agent",
+        "top",
+    ] {
         let output = sfab(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("Example"), "{command}: {text}");

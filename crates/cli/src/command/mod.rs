@@ -10,3 +10,4 @@ pub mod gids;
 pub mod personalities;
 pub mod res;
 pub mod run;
+pub mod top;
