@@ -137,7 +137,7 @@ impl Session {
                         self.rest();
                         match hurt {
                             Some((_, reason)) => self.follow_broken(lane, reason, now_ns),
-                            None => self.proceed(now_ns),
+                            None => self.proceed_soon(now_ns),
                         }
                     }
                     Purpose::Move(_) => {

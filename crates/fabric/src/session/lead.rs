@@ -83,7 +83,8 @@ impl Session {
         match attempt.purpose {
             Purpose::Connect | Purpose::Rebuild => {
                 self.push(Action::Use { lane });
-                self.up(now_ns);
+                self.rest();
+                self.proceed_soon(now_ns);
             }
             Purpose::Move(_) => {
                 let token = attempt.change.as_ref().map(|change| change.token);
@@ -245,7 +246,11 @@ impl Session {
         let Some(own) = self.setup.path.clone() else {
             return self.refuse_move(token, true, "the leading side does not know its path yet".into());
         };
-        self.lead_move(Change { path: own, peer_path: Some(path), strategy, token, reason }, true, now_ns);
+        let change = Change { path: own, peer_path: Some(path), strategy, token, reason };
+        if !self.waiting.is_empty() {
+            return self.wait_with(change, true);
+        }
+        self.lead_move(change, true, now_ns);
     }
 
     /// A channel is there: says again what was said last, so that the peer knows who calls and what is decided.

@@ -399,6 +399,7 @@ impl Session {
                 self.handle_broken(lane, "the hand-over to the new path did not end in time".into(), now_ns);
             }
             Phase::Turning(_) => self.turn_timeout(now_ns),
+            Phase::Up => self.proceed(now_ns),
             _ => match self.setup.role {
                 Role::Leader => self.lead_timeout(now_ns),
                 Role::Follower => self.follow_timeout(now_ns),
@@ -409,6 +410,9 @@ impl Session {
     fn handle_move(&mut self, change: Change, now_ns: u64) {
         if !self.has_authority(change.token) {
             return;
+        }
+        if !self.waiting.is_empty() {
+            return self.wait_with(change, false);
         }
         match self.setup.role {
             Role::Leader => self.lead_move(change, false, now_ns),
@@ -487,6 +491,13 @@ impl Session {
         self.hurt = None;
         self.backoff.reset();
         self.report(ConnectionState::Up);
+    }
+
+    /// Takes up what waited, as soon as it is known which path the new lane took: orders are judged by where the connection is.
+    pub(super) fn proceed_soon(&mut self, now_ns: u64) {
+        if self.deferred.is_some() || !self.waiting.is_empty() {
+            self.step_at = Some(now_ns);
+        }
     }
 
     /// Takes up what waited for a change to end.
