@@ -20,6 +20,13 @@ pub(super) struct Keys {
     idle: u64,
 }
 
+impl Keys {
+    /// The peer may be another one: it has heard nothing of ours, and counts its rounds from the beginning.
+    pub(super) fn forget_peer(&mut self) {
+        (self.taken, self.heard, self.idle) = (0, 0, 0);
+    }
+}
+
 impl Session {
     pub(super) fn handle_offer(&mut self, offers: Vec<MemoryOffer>, overlap_ns: u64, now_ns: u64) {
         self.keys.round += 1;

@@ -347,6 +347,10 @@ impl Session {
         self.channel = true;
         self.redial_at = None;
         self.redial.reset();
+        if self.lane.is_none() {
+            // Until a lane is decided another process may be found at the same address than the one before.
+            self.keys.forget_peer();
+        }
         match self.setup.role {
             Role::Leader => self.lead_resume(now_ns),
             Role::Follower => self.follow_resume(now_ns),

@@ -522,6 +522,22 @@ fn new_keys_are_told_and_old_ones_withdrawn_when_taken_or_when_the_overlap_is_ov
 }
 
 #[test]
+fn a_peer_that_was_started_anew_before_the_first_lane_is_told_the_keys_and_its_own_are_taken() {
+    let memory = |round| Input::Message(Body::Memory { round, offers: vec![] });
+    let mut leader = Talk::new(Role::Leader);
+    leader.expect(&["report Connecting", "dial", "make 1"]);
+    leader.then(Input::ChannelUp, &[]);
+    leader.then(Input::Offer { offers: vec![], overlap_ns: 1000 }, &["say memory 1"]);
+    leader.then(memory(3), &["take keys 3"]);
+    leader.then(Input::KeysIdle { round: 3 }, &["say taken 3"]);
+    leader.then(Input::Message(Body::MemoryTaken { round: 1 }), &["revoke 1"]);
+    leader.then(Input::ChannelDown { reason: "its process died".into() }, &[]);
+    // At the same address there is another process, which knows nothing and counts from 1.
+    leader.then(Input::ChannelUp, &["say memory 1"]);
+    leader.then(memory(1), &["take keys 1"]);
+}
+
+#[test]
 fn both_sides_close() {
     let mut talk = Talk::up(Role::Leader);
     talk.then(Input::Close { reason: "done".into(), token: None }, &["say close"]);
