@@ -12,11 +12,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How long a duty stays with a holder that is not heard of.
-const TTL: Duration = Duration::from_secs(5);
+pub(crate) const TTL: Duration = Duration::from_secs(5);
 /// How often the holder says that it lives, and the others look.
-const INTERVAL: Duration = Duration::from_millis(1000);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(1000);
 /// After so long without an answer the holder stops, one second before the lease can end.
-const TRUSTED: Duration = Duration::from_secs(4);
+pub(crate) const TRUSTED: Duration = Duration::from_secs(4);
 
 /// Whether this replica has the duty.
 pub type Held = Option<FencingToken>;
@@ -71,9 +71,9 @@ impl Candidate {
     pub async fn run(&self) {
         loop {
             match self.stand().await {
-                Ok(Some((lease, token))) => {
+                Ok(Some((lease, token, asked))) => {
                     self.held.send_replace(Some(token));
-                    self.serve(lease).await;
+                    self.serve(lease, asked).await;
                     self.held.send_replace(None);
                 }
                 Ok(None) | Err(_) => tokio::time::sleep(INTERVAL).await,
@@ -81,16 +81,20 @@ impl Candidate {
         }
     }
 
-    /// Tries once.
-    async fn stand(&self) -> Result<Option<(LeaseId, FencingToken)>, StoreError> {
+    /// Tries once. Also told: when the lease was asked for, since it may end so long after that.
+    async fn stand(&self) -> Result<Option<(LeaseId, FencingToken, Duration)>, StoreError> {
         if self.store.get(&self.key).await?.is_some() {
             return Ok(None);
         }
+        let asked = self.clock.now();
         let lease = self.store.grant(TTL).await?;
         let name = self.name.clone().into_bytes();
         let epoch = epoch(self.store.as_ref()).await?;
         match self.store.compare_and_swap(&self.key, Revision(0), name, Some(lease)).await {
-            Ok(Some(revision)) => Ok(Some((lease, FencingToken(epoch + revision.0)))),
+            // Whoever got it too late to be sure of it leaves it to those who will find it free.
+            Ok(Some(revision)) if self.clock.now() < asked + TRUSTED => {
+                Ok(Some((lease, FencingToken(epoch + revision.0), asked)))
+            }
             other => {
                 let _ = self.store.revoke(lease).await;
                 other.map(|_| None)
@@ -99,8 +103,8 @@ impl Candidate {
     }
 
     /// Holds it for as long as it surely is held.
-    async fn serve(&self, lease: LeaseId) {
-        let mut renewed = self.clock.now();
+    async fn serve(&self, lease: LeaseId, asked: Duration) {
+        let mut renewed = asked;
         loop {
             tokio::time::sleep(INTERVAL).await;
             let asked = self.clock.now();

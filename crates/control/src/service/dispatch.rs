@@ -2,7 +2,7 @@
 
 use super::holdings::AllHoldings;
 use super::session::{Note, waiting_order};
-use super::{Registered, ReplicaRecord, Shared, locked};
+use super::{Registered, ReplicaRecord, Shared, Tenants, locked};
 use crate::directory::feed::Told;
 use crate::keys;
 use crate::load::Loads;
@@ -31,7 +31,7 @@ pub async fn run(shared: Arc<Shared>) {
 fn handle_listing(shared: &Shared, entries: &[Entry], revision: Revision) {
     locked(&shared.replicas).clear();
     *locked(&shared.holdings) = AllHoldings::default();
-    locked(&shared.tenants).values.clear();
+    take_policy(shared, entries, revision);
     let mut changed = Changed { policy: true, ..Changed::default() };
     let mut there = BTreeSet::new();
     for entry in entries {
@@ -50,6 +50,19 @@ fn handle_listing(shared: &Shared, entries: &[Entry], revision: Revision) {
     }
     changed.all_services = true;
     tell(shared, &changed);
+}
+
+/// Puts the policy of a listing in the place of the one before, in one step: a part of it would let in whom the rest keeps out.
+fn take_policy(shared: &Shared, entries: &[Entry], revision: Revision) {
+    let mut fresh = Tenants { known: true, revision, ..Tenants::default() };
+    for entry in entries.iter().filter(|entry| entry.key.starts_with(keys::TENANTS)) {
+        if let Some(tenant) = keys::parts(&entry.key).and_then(|parts| parts.into_iter().next())
+            && let Ok(value) = serde_json::from_slice(&entry.value)
+        {
+            fresh.values.insert(tenant, value);
+        }
+    }
+    *locked(&shared.tenants) = fresh;
 }
 
 /// What must be told to several sessions.
@@ -131,6 +144,14 @@ fn handle_delete(shared: &Shared, key: &str, changed: &mut Changed) {
 }
 
 fn tell(shared: &Shared, changed: &Changed) {
+    // Who may connect is told before where to.
+    if changed.policy
+        && let Some(policy) = shared.policy()
+    {
+        for node in shared.joined() {
+            shared.note(&node, Note::Message(policy.clone()));
+        }
+    }
     if changed.all_services || !changed.services.is_empty() {
         let mut notes = Vec::new();
         for (node, registered) in locked(&shared.sessions).iter() {
@@ -140,11 +161,6 @@ fn tell(shared: &Shared, changed: &Changed) {
         }
         for (node, service) in notes {
             shared.note(&node, Note::Message(shared.service_update(&service)));
-        }
-    }
-    if changed.policy {
-        for node in shared.joined() {
-            shared.note(&node, Note::Message(shared.policy()));
         }
     }
 }

@@ -143,6 +143,8 @@ pub struct Shared {
 struct Tenants {
     revision: Revision,
     values: BTreeMap<String, serde_json::Value>,
+    /// Whether the store has been read: until then nobody is told, for no policy lets everybody in.
+    known: bool,
 }
 
 #[derive(Debug)]
@@ -184,10 +186,14 @@ impl Shared {
         nodes
     }
 
-    fn policy(&self) -> to_agent::Message {
+    /// The policy for agents; `None` while the store has not been read.
+    fn policy(&self) -> Option<to_agent::Message> {
         let tenants = locked(&self.tenants);
+        if !tenants.known {
+            return None;
+        }
         let json = serde_json::to_vec(&tenants.values).unwrap_or_default();
-        to_agent::Message::Policy(proto::PolicyUpdate { revision: tenants.revision.0, json })
+        Some(to_agent::Message::Policy(proto::PolicyUpdate { revision: tenants.revision.0, json }))
     }
 
     fn service_update(&self, service: &str) -> to_agent::Message {

@@ -268,7 +268,9 @@ impl Session {
             replicas: shared.replicas(),
         }))
         .await?;
-        self.tell(shared.policy()).await?;
+        if let Some(policy) = shared.policy() {
+            self.tell(policy).await?;
+        }
         let prefix = format!("{}{}/", keys::ORDERS, keys::part(&self.record.node));
         for entry in shared.store.list(&prefix).await.map_err(refused)?.0 {
             if let Some(message) = waiting_order(&entry.key, &entry.value) {
