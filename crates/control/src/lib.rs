@@ -18,6 +18,8 @@ pub mod proto;
 pub mod rebalance;
 pub mod rotation;
 pub mod service;
+#[cfg(test)]
+mod simulation;
 pub mod store;
 pub mod tenant;
 pub mod topology;

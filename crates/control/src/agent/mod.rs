@@ -2,7 +2,7 @@
 //! the processes. It decides nothing. Processes work on without it, and it works on without control: what it knows it remembers in a file.
 
 mod door;
-mod hub;
+pub(crate) mod hub;
 mod lldp;
 pub mod ports;
 mod uplink;

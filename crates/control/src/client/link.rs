@@ -68,7 +68,7 @@ fn serve(shared: &Arc<Shared>, settings: &Settings, mut stream: UnixStream) {
 }
 
 /// Everything that a new agent must hear.
-fn anew(state: &mut State) {
+pub(super) fn anew(state: &mut State) {
     let mut queue = VecDeque::new();
     queue.push_back(FromProcess::Hello { protocol: PROTOCOL, pid: std::process::id() });
     queue.extend(state.wants.iter().map(|service| FromProcess::Want { service: service.clone() }));
@@ -111,7 +111,7 @@ fn write(shared: &Shared, settings: &Settings, stream: &mut UnixStream, link: u6
     }
 }
 
-fn take(state: &mut State) -> Vec<FromProcess> {
+pub(super) fn take(state: &mut State) -> Vec<FromProcess> {
     let mut messages: Vec<FromProcess> = state.queue.drain(..).collect();
     messages.extend(state.closed.drain(..).map(|record| FromProcess::Publish { record }));
     let mut changed = std::mem::take(&mut state.changed);
@@ -162,7 +162,7 @@ fn read(shared: &Shared, stream: UnixStream, link: u64) {
     }
 }
 
-fn hear(state: &mut State, message: ToProcess) -> bool {
+pub(super) fn hear(state: &mut State, message: ToProcess) -> bool {
     match message {
         ToProcess::Welcome { protocol, node } => {
             state.node = Some(node);

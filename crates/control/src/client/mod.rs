@@ -2,6 +2,8 @@
 //! is told is sent by a thread when it can be, what is asked is answered from memory, and the memory is also a file, so that a process that
 //! starts while agent and control are away still finds its peers.
 
+#[cfg(test)]
+mod hand;
 mod link;
 
 pub use link::token;
