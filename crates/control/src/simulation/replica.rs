@@ -203,11 +203,10 @@ impl Replica {
                 }
             }
             (Call::Join { stream, .. } | Call::Write { stream, .. }, Reply::Refused) => self.end(*stream),
-            (Call::Join { node, incarnation, stream }, _) => {
-                if self.sessions.contains_key(stream) {
-                    self.calls.push(Call::Join { node: *node, incarnation: *incarnation, stream: *stream });
-                }
+            (Call::Join { node, incarnation, stream }, _) if self.sessions.contains_key(stream) => {
+                self.calls.push(Call::Join { node: *node, incarnation: *incarnation, stream: *stream });
             }
+            (Call::Join { .. }, _) => {}
             (Call::Write { stream, changes, .. }, reply) => self.written(*stream, changes, &reply),
             (Call::List, Reply::Listing(entries, revision)) => {
                 self.listing = false;

@@ -91,12 +91,10 @@ impl World {
         match self.sides[s].heard.pop_front() {
             Some(Heard::Down(port_num)) => self.hear_port_down(s, port_num),
             Some(Heard::Up) => self.leave_dead_port(s),
-            Some(Heard::Returned(port_num, changes)) => {
-                if self.ports.changes[s][usize::from(port_num) - 1] == changes {
-                    self.sides[s].home.port_returned(port_num, self.now);
-                }
+            Some(Heard::Returned(port_num, changes)) if self.ports.changes[s][usize::from(port_num) - 1] == changes => {
+                self.sides[s].home.port_returned(port_num, self.now);
             }
-            None => {}
+            Some(Heard::Returned(..)) | None => {}
         }
     }
 
