@@ -2,8 +2,9 @@
 //! held for moments; the door and the uplink tell it what happened and take what is for them.
 
 use super::State;
+use super::carrying::Carrying;
 use crate::clock::Clock;
-use crate::local::{Carried, FromProcess, MAX_CARRIED, PROTOCOL, Policy, ToProcess};
+use crate::local::{FromProcess, MAX_CARRIED, PROTOCOL, Policy, ToProcess};
 use crate::memory::Memory;
 use crate::message::{self, Answer};
 use crate::proto::control as proto;
@@ -21,8 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const KEPT_ANSWERS: usize = 4096;
 /// Most tenants that a process works for.
 const MAX_TENANTS: usize = 64;
-/// How long what a process told of a connection's load is believed, at least.
-const BELIEVED: Duration = Duration::from_millis(250);
 /// Most processes of a node.
 const MAX_PROCESSES: usize = 4096;
 /// Most connections and services of a process.
@@ -86,7 +85,7 @@ struct Process {
     out: Option<mpsc::Sender<Arc<ToProcess>>>,
     records: HashMap<ConnectionId, (ConnectionRecord, u32)>,
     offers: BTreeMap<String, ServiceAddress>,
-    carried: HashMap<ConnectionId, Rate>,
+    carried: HashMap<ConnectionId, Carrying>,
     /// Its number as it sees it itself, which is part of the names of the connections that it makes.
     pid: u32,
     /// What tenants have in it.
@@ -97,30 +96,6 @@ struct Process {
 fn is_made_by(id: &ConnectionId, node: &str, pid: u32) -> bool {
     let Some((of, process)) = id.origin.split_once('/') else { return false };
     of == node && process.split('-').next().is_some_and(|number| number.parse() == Ok(pid))
-}
-
-/// What a connection carries, as its process told last.
-#[derive(Debug)]
-struct Rate {
-    told: Duration,
-    interval: Duration,
-    carried: Carried,
-}
-
-impl Rate {
-    /// What it carries in another interval. Processes and agent do not count at the same moments: only rates can be compared.
-    fn within(&self, interval: Duration, handle: u32, is_maker: bool) -> proto::ConnectionLoad {
-        let share = interval.as_secs_f64() / self.interval.as_secs_f64().max(1e-3);
-        let scaled = |count: u64| (count as f64 * share).round() as u64;
-        proto::ConnectionLoad {
-            handle,
-            tx_bytes: scaled(self.carried.tx_bytes),
-            rx_bytes: scaled(self.carried.rx_bytes),
-            packets: scaled(self.carried.packets),
-            retransmitted: scaled(self.carried.retransmitted),
-            passive: !is_maker,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -368,11 +343,11 @@ impl Hub {
         let mut inner = self.inner();
         let mut loads = Vec::new();
         for Process { carried, records, pid, .. } in inner.processes.values_mut() {
-            // A process tells of what carries something; who is not spoken of for longer than that carries nothing.
-            carried.retain(|_, rate| now.saturating_sub(rate.told) <= BELIEVED.max(rate.interval * 5 / 2));
+            carried.retain(|_, carrying| !carrying.is_quiet(now));
             let handle = |id| records.get(id).map(|(_, handle)| *handle);
-            let load =
-                |(id, rate): (_, &Rate)| Some(rate.within(interval, handle(id)?, is_made_by(id, &self.node, *pid)));
+            let load = |(id, carrying): (_, &Carrying)| {
+                Some(carrying.within(now, interval, handle(id)?, !is_made_by(id, &self.node, *pid)))
+            };
             loads.extend(carried.iter().filter_map(load));
         }
         loads.sort_unstable_by_key(|load| std::cmp::Reverse(load.tx_bytes.saturating_add(load.rx_bytes)));
@@ -486,7 +461,9 @@ impl Inner {
                 let interval = Duration::from_micros(interval_us.into());
                 for carried in connections {
                     if process.records.contains_key(&carried.id) {
-                        process.carried.insert(carried.id.clone(), Rate { told: now, interval, carried });
+                        let fresh = || Carrying::new(now, interval);
+                        let carrying = process.carried.entry(carried.id.clone()).or_insert_with(fresh);
+                        carrying.tell(now, interval, &carried);
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! The agent of a node: it gathers what the node's processes tell of their connections, joins control, measures the ports, and carries orders to
 //! the processes. It decides nothing. Processes work on without it, and it works on without control: what it knows it remembers in a file.
 
+mod carrying;
 mod door;
 pub(crate) mod hub;
 mod lldp;
