@@ -393,7 +393,6 @@ impl Segment {
     /// Some of [`Segment::all_counters`] by their places there, added to `out`, without allocating; false if one is beyond the last. Only slots that are somebody's are
     /// looked at: what others counted has moved to those that are gone.
     pub fn read_counters(&self, index: usize, places: &[u32], out: &mut [u64]) -> bool {
-        let layout = self.layout();
         let mut all = true;
         let mut add = |block: &PortCounters| {
             for (place, sum) in places.iter().zip(&mut *out) {
@@ -403,12 +402,8 @@ impl Segment {
                 }
             }
         };
-        add(&layout.departed[index]);
-        for (record, counters) in layout.slots[1..SLOTS - 1].iter().zip(&layout.counters[1..SLOTS - 1]) {
-            if record.state() != SlotState::Free {
-                add(&counters[index]);
-            }
-        }
+        add(&self.layout().departed[index]);
+        self.add_members(index, add);
         all
     }
 
@@ -539,10 +534,15 @@ mod tests {
     #[test]
     fn counters_of_the_gone_stay_in_the_sum() {
         let segment = Segment::create("test", 1).unwrap();
-        segment.counters(1, 0).add(Counter::SentPackets, 5);
-        segment.counters(2, 0).add(Counter::SentPackets, 7);
+        for (slot, packets) in [(1, 5), (2, 7)] {
+            segment.slot(slot).set_state(SlotState::Alive);
+            segment.counters(slot, 0).add(Counter::SentPackets, packets);
+        }
+        segment.slot(1).set_state(SlotState::Dead);
         segment.retire_counters(1);
+        segment.slot(1).set_state(SlotState::Free);
         assert_eq!(segment.counters(1, 0).counter(Counter::SentPackets), 0);
+        assert_eq!(segment.some_counters(0, [Counter::SentPackets]), [12]);
         let sum = segment.all_counters(0);
         assert_eq!(sum.iter().find(|(name, _)| name == "sent_pkts"), Some(&("sent_pkts".to_owned(), 12)));
     }
