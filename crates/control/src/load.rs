@@ -6,7 +6,7 @@ use crate::proto::control as proto;
 use scalefabric_fabric::directory::ConnectionId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Shortest and longest interval that a message may speak of.
@@ -78,20 +78,19 @@ pub struct LoadTable {
 
 #[derive(Debug, Default)]
 struct Kept {
-    load: NodeLoad,
+    load: Arc<NodeLoad>,
     taken: Duration,
     /// From an agent of this replica.
     own: bool,
 }
 
-impl Kept {
-    fn aged(&self, now: Duration) -> NodeLoad {
-        let age_ms = u64::try_from(now.saturating_sub(self.taken).as_millis()).unwrap_or(u64::MAX);
-        let mut load = self.load.clone();
-        load.ports.iter_mut().for_each(|port| port.age_ms = age_ms);
-        load.connections.iter_mut().for_each(|connection| connection.age_ms = age_ms);
-        load
-    }
+/// A load with its age.
+fn aged(load: &NodeLoad, age: Duration) -> NodeLoad {
+    let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    let mut load = load.clone();
+    load.ports.iter_mut().for_each(|port| port.age_ms = age_ms);
+    load.connections.iter_mut().for_each(|connection| connection.age_ms = age_ms);
+    load
 }
 
 impl LoadTable {
@@ -149,7 +148,7 @@ impl LoadTable {
             ports: ports.iter().enumerate().map(port).collect(),
             connections: load.connections.iter().filter_map(connection).collect(),
         };
-        self.nodes().insert(node.to_owned(), Kept { load, taken: now, own: true });
+        self.nodes().insert(node.to_owned(), Kept { load: Arc::new(load), taken: now, own: true });
         true
     }
 
@@ -161,7 +160,7 @@ impl LoadTable {
             let taken = now.saturating_sub(Duration::from_millis(age));
             match nodes.get(&node) {
                 Some(kept) if kept.own && kept.taken >= taken => {}
-                _ => drop(nodes.insert(node, Kept { load, taken, own: false })),
+                _ => drop(nodes.insert(node, Kept { load: Arc::new(load), taken, own: false })),
             }
         }
     }
@@ -183,15 +182,19 @@ impl LoadTable {
 
     /// What is known of one node, with its age.
     pub fn of_node(&self, node: &str, now: Duration) -> Option<NodeLoad> {
-        self.nodes().get(node).filter(|kept| now.saturating_sub(kept.taken) < FORGOTTEN).map(|kept| kept.aged(now))
+        let kept = self.nodes().get(node).map(|kept| (Arc::clone(&kept.load), now.saturating_sub(kept.taken)));
+        kept.filter(|(_, age)| *age < FORGOTTEN).map(|(load, age)| aged(&load, age))
     }
 
-    /// All that is known, each with its age; with `own_only` what this replica heard itself.
+    /// All that is known, each with its age; with `own_only` what this replica heard itself. Agents wait for no copying: it is done without the lock.
     pub fn snapshot(&self, own_only: bool, now: Duration) -> Loads {
         let mut nodes = self.nodes();
         nodes.retain(|_, kept| now.saturating_sub(kept.taken) < FORGOTTEN);
         let told = nodes.iter().filter(|(_, kept)| kept.own || !own_only);
-        told.map(|(node, kept)| (node.clone(), kept.aged(now))).collect()
+        let told: Vec<(String, Arc<NodeLoad>, Duration)> =
+            told.map(|(node, kept)| (node.clone(), Arc::clone(&kept.load), now.saturating_sub(kept.taken))).collect();
+        drop(nodes);
+        told.into_iter().map(|(node, load, age)| (node, aged(&load, age))).collect()
     }
 }
 
