@@ -59,6 +59,7 @@ const FENCES: &[Fence] = &[
             "crates/fabric/src/cache/watch.rs",
             "crates/fabric/src/guard/",
             "crates/ibv/",
+            "crates/cli/src/command/heap.rs",
             "crates/cli/src/command/run/program.rs",
             "crates/fabric/src/endpoint/descriptor.rs",
             "crates/fabric/src/endpoint/tests/fake.rs",

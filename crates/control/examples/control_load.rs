@@ -110,6 +110,8 @@ impl Control {
     fn start(place: &str) -> Result<Self, Failure> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["serve", place])
+            // As `sfab control` does for itself.
+            .env("MALLOC_ARENA_MAX", "4")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

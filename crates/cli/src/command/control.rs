@@ -50,6 +50,7 @@ pub struct Options {
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    super::heap::few_heaps();
     let wrong = |error: config::Wrong| Failure::usage(error.to_string());
     let mut file: config::Control = match &options.config {
         Some(path) => config::read(path).map_err(wrong)?,

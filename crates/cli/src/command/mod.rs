@@ -7,6 +7,7 @@ pub mod decode;
 pub mod devices;
 mod ending;
 pub mod gids;
+mod heap;
 pub mod personalities;
 pub mod res;
 pub mod run;
