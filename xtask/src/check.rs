@@ -2,7 +2,7 @@
 //! all that is wrong.
 
 use crate::process::{self, Outcome, cargo, step};
-use crate::{arrows, capabilities, invariants, links};
+use crate::{arrows, invariants, links};
 use clap::Args;
 
 /// Options of `check`.
@@ -33,7 +33,6 @@ fn steps(options: &Options) -> Vec<(&'static str, Outcome)> {
                     .env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"),
             )
         });
-        go("generated pages are fresh", &capabilities::check);
     }
     done
 }

@@ -8,6 +8,7 @@ mod check;
 mod clients;
 mod dialogues;
 mod fuzz;
+mod harness;
 mod interop;
 mod invariants;
 mod links;
@@ -46,7 +47,7 @@ enum Command {
     /// Fuzz targets (needs a nightly toolchain and cargo-fuzz). Example: cargo xtask fuzz packet --seconds 60
     Fuzz(fuzz::Options),
     /// Writes docs/capabilities.md from the dialogues and tests. Example: cargo xtask capabilities
-    Capabilities(capabilities::Options),
+    Capabilities,
     /// Real verbs programs on the software NIC (network namespaces need root). Example: cargo xtask clients rc_pingpong
     Clients(clients::Options),
     /// Against a Linux kernel with Soft-RoCE in a virtual machine (root). Example: cargo xtask interop rc-send v6-rc
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
         Command::Sim(options) => sim::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
-        Command::Capabilities(options) => capabilities::run(&options),
+        Command::Capabilities => capabilities::run(),
         Command::Clients(options) => clients::run(&options),
         Command::Interop(options) => interop::run(&options),
         Command::Pictures(options) => pictures::run(&options),

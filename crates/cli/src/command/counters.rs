@@ -132,3 +132,12 @@ fn page() -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_of_the_documentation_is_fresh() {
+        let stored = include_str!("../../../../docs/counters.md");
+        assert!(stored == super::page(), "docs/counters.md is stale: run `cargo xtask capabilities`");
+    }
+}
