@@ -27,6 +27,13 @@ const NEEDS: &[Need] = &[
     need("ibstat", "infiniband-diags", "clients: ibstat and ibstatus"),
     need("ucx_perftest", "ucx-utils", "clients: UCX"),
     need("fi_pingpong", "libfabric-bin", "clients: libfabric"),
+    need(
+        "/usr/include/infiniband/verbs.h",
+        "libibverbs-dev",
+        "C programs of our own, and the layouts of the installed header",
+    ),
+    need("/usr/include/rdma/rdma_cma.h", "librdmacm-dev", "C programs of our own that use librdmacm"),
+    need("tcpdump", "tcpdump", "reading our captures with tcpdump"),
     need("memcached", "memcached", "connecting through memcached"),
     need("etcd", "etcd-server", "connecting through etcd, and the control plane's state in it"),
     need("chromium", "chromium", "the dashboard in a browser"),

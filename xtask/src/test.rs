@@ -58,14 +58,20 @@ impl Verdict {
     /// Told last, where it is found.
     fn show(&self) {
         let kinds = [
-            (&self.by_chance, "failed among the others and passed alone: a race, or a limit of time that is too narrow"),
+            (
+                &self.by_chance,
+                "failed among the others and passed alone: a race, or a limit of time that is too narrow",
+            ),
             (&self.failed, "failed"),
         ];
         for (failures, what) in kinds {
             for failure in failures {
                 println!("==> {what}: {}", failure.name);
                 let first = failure.said.len().saturating_sub(REPEATED_LINES);
-                failure.said[first..].iter().filter(|line| !line.trim().is_empty()).for_each(|line| println!("    {line}"));
+                failure.said[first..]
+                    .iter()
+                    .filter(|line| !line.trim().is_empty())
+                    .for_each(|line| println!("    {line}"));
             }
         }
     }
