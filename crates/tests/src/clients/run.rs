@@ -289,7 +289,8 @@ impl<'a> Stage<'a> {
 
 /// The first word of a command that is neither an assignment nor `!`.
 fn program(command: &str) -> &str {
-    let word = command.trim_start_matches("! ").split_whitespace().find(|word| !word.contains('=')).unwrap_or_default();
+    let command = command.trim_start_matches("! ").trim_start_matches("exec env ");
+    let word = command.split_whitespace().find(|word| !word.contains('=')).unwrap_or_default();
     word.rsplit('/').next().unwrap_or_default()
 }
 
