@@ -41,7 +41,11 @@ pub fn rails(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
         IpAddr::from(Ipv4Addr::from(host))
     };
     let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
-    let device = |name: &str, first| DeviceOptions { name: name.into(), ports: vec![port(first), port(first + 1)] };
+    let device = |name: &str, first| DeviceOptions {
+        name: name.into(),
+        ports: vec![port(first), port(first + 1)],
+        ..DeviceOptions::default()
+    };
     let devices = vec![device(RAIL_DEVICES[0], 1), device(RAIL_DEVICES[1], 3)];
     let software = Options { devices, automatic: false, share: false, only: None, ..configured(options)? };
     Ok(Arc::new(SoftwareProvider::new(software)))

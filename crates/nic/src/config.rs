@@ -4,6 +4,7 @@
 
 use scalefabric_transport as transport;
 
+use crate::congestion::Congestion;
 use crate::personality::Rules;
 use scalefabric_verbs::{
     AtomicCap, DeviceAttr, DeviceInfo, Gid, Mtu, OdpCaps, OdpFlags, OdpTransport, PKey, PortState,
@@ -89,6 +90,8 @@ pub struct NicConfig {
     pub slot: u8,
     /// The transport's knobs.
     pub transport: transport::Config,
+    /// Which QPs get which congestion controller. Default: none gets one.
+    pub congestion: Congestion,
     /// Whether an IPv4 identification that was not predicted is solved for when the ICRC is checked. Default true: rxe and
     /// hardware send IDs that a UDP socket does not show. False: their packets are dropped as `BadIcrc`.
     pub solve_ip_ids: bool,
@@ -121,6 +124,7 @@ impl NicConfig {
             ports,
             slot: 1,
             transport: transport::Config::default(),
+            congestion: Congestion::default(),
             solve_ip_ids: true,
             staged_bytes: 256 << 10,
             budget: Budget::default(),

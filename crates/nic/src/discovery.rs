@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use scalefabric_transport::congestion::int;
 use scalefabric_verbs::{DeviceInfo, Errno, Mtu, PortState, VerbsError};
 
 use crate::netlink::Interface;
@@ -20,6 +21,8 @@ pub struct PortPlan {
     pub interface: String,
     /// The only addresses it uses; empty: all.
     pub addresses: Vec<IpAddr>,
+    /// Bytes that stand behind each packet and make the path MTU smaller: room for telemetry.
+    pub reserved_bytes: u32,
 }
 
 /// A device that could be opened.
@@ -79,7 +82,8 @@ pub fn devices(interfaces: &[Interface], options: &Options) -> Vec<DevicePlan> {
         }
     };
     if options.automatic {
-        let whole = |i: &Interface| vec![PortPlan { interface: i.name.clone(), addresses: Vec::new() }];
+        let whole =
+            |i: &Interface| vec![PortPlan { interface: i.name.clone(), addresses: Vec::new(), reserved_bytes: 0 }];
         // An interface whose whole belongs to a configured device has no device of its own: both would want its addresses.
         // The others keep their numbers.
         let configured = |i: &Interface| {
@@ -96,14 +100,19 @@ pub fn devices(interfaces: &[Interface], options: &Options) -> Vec<DevicePlan> {
         }
     }
     for device in &options.devices {
-        let ports = device
-            .ports
-            .iter()
-            .map(|p: &PortOptions| PortPlan { interface: p.interface.clone(), addresses: p.addresses.clone() });
+        let ports = device.ports.iter().map(|p: &PortOptions| PortPlan {
+            interface: p.interface.clone(),
+            addresses: p.addresses.clone(),
+            reserved_bytes: 0,
+        });
         add(device.name.clone(), ports.collect());
     }
     for (index, plan) in plans.iter_mut().enumerate() {
         plan.info.index = index as u32;
+        // What was wrong with the configuration was said when it was read.
+        if options.congestion(&plan.info.name).is_ok_and(|congestion| congestion.has_telemetry()) {
+            plan.ports.iter_mut().for_each(|port| port.reserved_bytes = int::LEN as u32);
+        }
     }
     // Numbers are those that a process sees which has them all.
     plans.retain(|plan| options.only.as_ref().is_none_or(|only| plan.info.name == *only));
@@ -150,16 +159,19 @@ pub struct PortFacts {
 /// What the interfaces say about a port now.
 pub fn facts(plan: &PortPlan, interfaces: &[Interface]) -> PortFacts {
     match interfaces.iter().find(|i| i.name == plan.interface) {
-        Some(interface) => PortFacts {
-            ifindex: interface.index,
-            addresses: addresses(plan, interface),
-            state: match (interface.is_up(), mtu(interface.mtu)) {
-                (true, Some(_)) => PortState::Active,
-                _ => PortState::Down,
-            },
-            mtu: mtu(interface.mtu).unwrap_or(Mtu::Mtu256),
-            speed_mbps: interface.speed_mbps().unwrap_or(0),
-        },
+        Some(interface) => {
+            let fitting = mtu(interface.mtu.saturating_sub(plan.reserved_bytes));
+            PortFacts {
+                ifindex: interface.index,
+                addresses: addresses(plan, interface),
+                state: match (interface.is_up(), fitting) {
+                    (true, Some(_)) => PortState::Active,
+                    _ => PortState::Down,
+                },
+                mtu: fitting.unwrap_or(Mtu::Mtu256),
+                speed_mbps: interface.speed_mbps().unwrap_or(0),
+            }
+        }
         None => {
             PortFacts { ifindex: 0, addresses: Vec::new(), state: PortState::Down, mtu: Mtu::Mtu256, speed_mbps: 0 }
         }
@@ -232,7 +244,8 @@ mod tests {
     #[test]
     fn a_device_with_two_ports_comes_from_the_configuration() {
         let port = |name: &str| PortOptions { interface: name.into(), addresses: vec![] };
-        let pair = DeviceOptions { name: "pair".into(), ports: vec![port("eth0"), port("eth1")] };
+        let pair =
+            DeviceOptions { name: "pair".into(), ports: vec![port("eth0"), port("eth1")], ..DeviceOptions::default() };
         let plans = devices(&host(), &Options { devices: vec![pair], ..Options::default() });
         let names: Vec<_> = plans.iter().map(|p| p.info.name.as_str()).collect();
         assert_eq!(
@@ -248,8 +261,13 @@ mod tests {
     #[test]
     fn an_interface_of_which_a_device_takes_one_address_keeps_its_own_device_and_the_others_their_numbers() {
         let port = |name: &str, addresses: Vec<IpAddr>| PortOptions { interface: name.into(), addresses };
-        let part = DeviceOptions { name: "part".into(), ports: vec![port("eth1", vec!["10.9.9.9".parse().unwrap()])] };
-        let whole = DeviceOptions { name: "whole".into(), ports: vec![port("eth0", vec![])] };
+        let part = DeviceOptions {
+            name: "part".into(),
+            ports: vec![port("eth1", vec!["10.9.9.9".parse().unwrap()])],
+            ..DeviceOptions::default()
+        };
+        let whole =
+            DeviceOptions { name: "whole".into(), ports: vec![port("eth0", vec![])], ..DeviceOptions::default() };
         let plans = devices(&host(), &Options { devices: vec![part, whole], ..Options::default() });
         let names: Vec<_> = plans.iter().map(|p| p.info.name.as_str()).collect();
         assert_eq!(names, ["sf1", "sflo", "part", "whole"]);
@@ -263,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_fresh_table_lists_link_local_then_ipv4_then_the_rest() {
-        let plan = PortPlan { interface: "eth0".into(), addresses: vec![] };
+        let plan = PortPlan { interface: "eth0".into(), addresses: vec![], reserved_bytes: 0 };
         let text: Vec<_> = facts(&plan, &host()).addresses.iter().map(ToString::to_string).collect();
         assert_eq!(text, ["fe80::1", "10.0.0.1", "fd00::1"]);
     }
@@ -271,7 +289,11 @@ mod tests {
     #[test]
     fn named_addresses_must_be_there_and_the_loopback_has_a_network_of_them() {
         let there = |interface: &str, ips: [&str; 2]| {
-            let plan = PortPlan { interface: interface.into(), addresses: ips.map(|ip| ip.parse().unwrap()).to_vec() };
+            let plan = PortPlan {
+                interface: interface.into(),
+                addresses: ips.map(|ip| ip.parse().unwrap()).to_vec(),
+                reserved_bytes: 0,
+            };
             facts(&plan, &host()).addresses.len()
         };
         assert_eq!(there("lo", ["127.0.0.2", "127.1.2.3"]), 2);
@@ -290,7 +312,7 @@ mod tests {
 
     #[test]
     fn an_interface_that_is_down_or_gone_is_a_port_that_is_down() {
-        let plan = PortPlan { interface: "eth0".into(), addresses: vec![] };
+        let plan = PortPlan { interface: "eth0".into(), addresses: vec![], reserved_bytes: 0 };
         assert_eq!(facts(&plan, &host()).state, PortState::Active);
         let mut down = host();
         down[1].flags = 1;

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use scalefabric_transport::Counter;
+use scalefabric_transport::congestion::int;
 use scalefabric_wire::Gid;
 use scalefabric_wire::icrc::Flow;
 
@@ -17,7 +18,7 @@ use crate::counters::Batch;
 use crate::port::{MAX_TRAIN_BYTES, Port, Sent, Train};
 
 /// The largest packet: 4096 bytes of payload, all headers that can meet, pad and ICRC, rounded up.
-pub const MAX_PACKET: usize = 4096 + 128;
+pub const MAX_PACKET: usize = 4096 + 128 + int::LEN;
 
 /// Trains that wait at a port, at most. Bounds the descriptors as the arena bounds the bytes.
 const MAX_TRAINS: usize = 512;

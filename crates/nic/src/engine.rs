@@ -16,6 +16,7 @@ pub mod gsi;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use scalefabric_transport::congestion::int::{self, Trailer};
 use scalefabric_transport::host::Incoming;
 use scalefabric_transport::{Counter, DropReason, Next, Time};
 use scalefabric_verbs::{Gid, QpState, QpType, Qpn, WcStatus};
@@ -348,10 +349,31 @@ impl Nic {
         if !active {
             return batch.drop_packet(DropReason::PortDown);
         }
+        if datagram.bytes.get(int::FLAGS_AT).is_some_and(|flags| flags & int::TRAILED != 0)
+            && let Some((packet, trailer)) = int::split(datagram.bytes)
+        {
+            let datagram = Datagram { bytes: packet, ..*datagram };
+            return self.take_packet(now, memory, port_num, &datagram, Some(&trailer));
+        }
+        self.take_packet(now, memory, port_num, datagram, None);
+    }
+
+    /// Takes a datagram without what stood behind its ICRC.
+    #[inline]
+    fn take_packet(
+        &mut self,
+        now: Time,
+        memory: &Access<'_>,
+        port_num: u8,
+        datagram: &Datagram<'_>,
+        trailer: Option<&Trailer>,
+    ) {
+        let index = usize::from(port_num) - 1;
+        let batch = &mut self.fabric.batches[index];
         match self.ingress.sort(port_num, datagram, batch) {
             Sorted::Done => {}
             Sorted::Qp(qp, packet) => {
-                if !self.deliver(qp, now, memory, port_num, datagram, &packet) {
+                if !self.deliver(qp, now, memory, port_num, datagram, (&packet, trailer)) {
                     self.fabric.batches[index].drop_packet(DropReason::NoSuchQp);
                 }
             }
@@ -369,7 +391,7 @@ impl Nic {
         memory: &Access<'_>,
         port_num: u8,
         datagram: &Datagram<'_>,
-        packet: &Packet<'_>,
+        (packet, trailer): (&Packet<'_>, Option<&Trailer>),
     ) -> bool {
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return false };
         let QpEntry { transport, side, touched, .. } = &mut **entry;
@@ -386,6 +408,8 @@ impl Nic {
             traffic_class: datagram.traffic_class,
             flow_label: datagram.flow_label,
             hop_limit: datagram.hop_limit,
+            reads_telemetry: datagram.bytes[int::FLAGS_AT] & int::CAPABLE != 0,
+            trailer,
         };
         transport.receive(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports: None }, &incoming);
         true
@@ -412,7 +436,7 @@ impl Nic {
                 any = true;
                 // A group's datagram does not come back to the QP that sent it (clause 10.5.2.2).
                 if !(own && sender == Some(qpn)) {
-                    self.deliver(qp, now, memory, port_num, datagram, packet);
+                    self.deliver(qp, now, memory, port_num, datagram, (packet, None));
                 }
             }
         }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use scalefabric_transport::congestion::int;
 use scalefabric_transport::host::{
     AccessFault, AtomicOp, EmitError, Host, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
 };
@@ -283,6 +284,7 @@ impl QpHost<'_, '_> {
         let old = self.side.routes[which];
         let flow = flow_of(&old.av, self.side.shared.qpn, dest_qp);
         let mut fresh = make_route(self.fabric, self.ports, &old.av, flow);
+        fresh.set_ecn(self.side.ecn_capable);
         // The UDP source port of a path is chosen once: it is what keeps a QP on one way through the fabric.
         if let (Some(old), Some(new)) = (&old.way, &mut fresh.way)
             && old.src == new.src
@@ -302,6 +304,80 @@ impl QpHost<'_, '_> {
             route.generation = 0;
         }
         self.fabric.datagrams[place] = (qpn, route);
+    }
+
+    /// Puts a packet and what stands behind its ICRC into the port's train.
+    #[inline]
+    fn emit_with(&mut self, packet: &Outgoing, payload: Payload<'_>, trailer: &[u8]) -> Result<(), EmitError> {
+        let at = self.route(packet);
+        let Self { side, fabric, memory, now, .. } = self;
+        let Fabric { datagrams, egress, tables, srqs, batches, blocked, faults, unanswered, .. } = &mut **fabric;
+        let route = match at {
+            RouteAt::Path(which) => &side.routes[which],
+            RouteAt::Datagram(place) => &datagrams[place].1,
+        };
+        if let Some(faults) = faults {
+            let (bth, to) = (&packet.headers.bth, route.av.dgid.to_ip());
+            match faults.sending(*now, side.shared.index(), bth.dest_qp, to, bth.opcode.byte()) {
+                Fate::Sent => {}
+                Fate::Lost => {
+                    batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::Fault);
+                    return Ok(());
+                }
+                Fate::Ends(status) => return Err(EmitError::Status(status)),
+            }
+        }
+        let port_num = route.av.port_num;
+        let active = tables.port(port_num).is_some_and(|port| port.is_active());
+        let (Some(way), true) = (&route.way, active) else {
+            // A GID that is gone, or a mixture of IPv4 and IPv6: there is no address to send from.
+            let down = !active && tables.port(port_num).is_some();
+            let reason = if down { DropReason::PortDown } else { DropReason::EgressError };
+            batches[usize::from(side.port_num.max(1)) - 1].drop_packet(reason);
+            return Ok(());
+        };
+        let egress = &mut egress[usize::from(port_num) - 1];
+        let length = payload_len(&payload);
+        let pad = usize::from(pad_count(length));
+        let header_len = packet.headers.len();
+        let size = header_len + length + pad + 4 + trailer.len();
+        let slot = (packet.headers.bth.dest_qp.get() >> 16) as u8;
+        let Some(room) = egress.reserve(way, route.serial, slot, size) else {
+            *blocked = true;
+            return Err(EmitError::Blocked);
+        };
+        let bytes = egress.bytes(room);
+        let headers = &packet.headers;
+        let emitted = if usize::from(headers.bth.pad_count) == pad {
+            headers.emit(bytes)
+        } else {
+            let mut headers = *headers;
+            headers.bth.pad_count = pad as u8;
+            headers.emit(bytes)
+        };
+        debug_assert!(emitted.is_ok(), "the transport left out a header of {:?}", headers.bth.opcode);
+        if emitted.is_err() {
+            batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::EgressError);
+            return Ok(());
+        }
+        fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
+        let (transport, behind) = bytes.split_at_mut(size - 4 - trailer.len());
+        transport[header_len + length..].fill(0);
+        let (icrc, room_behind) = behind.split_at_mut(4);
+        icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
+        // The ICRC takes these bits for ones, whatever they are.
+        if packet.reads_telemetry {
+            transport[int::FLAGS_AT] |= int::CAPABLE;
+        }
+        if !trailer.is_empty() {
+            transport[int::FLAGS_AT] |= int::TRAILED;
+            room_behind.copy_from_slice(trailer);
+        }
+        egress.commit(room, way, route.serial, slot);
+        if !headers.bth.opcode.is_acknowledged() {
+            *unanswered += size;
+        }
+        Ok(())
     }
 }
 
@@ -497,67 +573,18 @@ impl Host for QpHost<'_, '_> {
         self.memory.invalidate_remote(self.peer(xrc_srqn)?, rkey)
     }
 
+    #[inline]
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
-        let at = self.route(packet);
-        let Self { side, fabric, memory, now, .. } = self;
-        let Fabric { datagrams, egress, tables, srqs, batches, blocked, faults, unanswered, .. } = &mut **fabric;
-        let route = match at {
-            RouteAt::Path(which) => &side.routes[which],
-            RouteAt::Datagram(place) => &datagrams[place].1,
-        };
-        if let Some(faults) = faults {
-            let (bth, to) = (&packet.headers.bth, route.av.dgid.to_ip());
-            match faults.sending(*now, side.shared.index(), bth.dest_qp, to, bth.opcode.byte()) {
-                Fate::Sent => {}
-                Fate::Lost => {
-                    batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::Fault);
-                    return Ok(());
-                }
-                Fate::Ends(status) => return Err(EmitError::Status(status)),
-            }
-        }
-        let port_num = route.av.port_num;
-        let active = tables.port(port_num).is_some_and(|port| port.is_active());
-        let (Some(way), true) = (&route.way, active) else {
-            // A GID that is gone, or a mixture of IPv4 and IPv6: there is no address to send from.
-            let down = !active && tables.port(port_num).is_some();
-            let reason = if down { DropReason::PortDown } else { DropReason::EgressError };
-            batches[usize::from(side.port_num.max(1)) - 1].drop_packet(reason);
-            return Ok(());
-        };
-        let egress = &mut egress[usize::from(port_num) - 1];
-        let length = payload_len(&payload);
-        let pad = usize::from(pad_count(length));
-        let header_len = packet.headers.len();
-        let size = header_len + length + pad + 4;
-        let slot = (packet.headers.bth.dest_qp.get() >> 16) as u8;
-        let Some(room) = egress.reserve(way, route.serial, slot, size) else {
-            *blocked = true;
-            return Err(EmitError::Blocked);
-        };
-        let bytes = egress.bytes(room);
-        let headers = &packet.headers;
-        let emitted = if usize::from(headers.bth.pad_count) == pad {
-            headers.emit(bytes)
-        } else {
-            let mut headers = *headers;
-            headers.bth.pad_count = pad as u8;
-            headers.emit(bytes)
-        };
-        debug_assert!(emitted.is_ok(), "the transport left out a header of {:?}", headers.bth.opcode);
-        if emitted.is_err() {
-            batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::EgressError);
-            return Ok(());
-        }
-        fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
-        let (transport, icrc) = bytes.split_at_mut(size - 4);
-        transport[header_len + length..].fill(0);
-        icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
-        egress.commit(room, way, route.serial, slot);
-        if !headers.bth.opcode.is_acknowledged() {
-            *unanswered += size;
-        }
-        Ok(())
+        self.emit_with(packet, payload, &[])
+    }
+
+    fn emit_trailed(
+        &mut self,
+        packet: &Outgoing,
+        payload: Payload<'_>,
+        trailer: &[u8; int::LEN],
+    ) -> Result<(), EmitError> {
+        self.emit_with(packet, payload, trailer)
     }
 
     fn pkey(&self, port_num: u8, index: u16) -> Option<PKey> {

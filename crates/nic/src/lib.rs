@@ -8,6 +8,7 @@ pub mod clock;
 pub(crate) mod cm;
 pub mod completion;
 pub mod config;
+pub mod congestion;
 pub mod counters;
 pub mod discovery;
 pub mod egress;

@@ -10,6 +10,9 @@
 //! capture = "/tmp/rdma.pcapng"    # {pid} becomes the process's number
 //! personality = "connectx-5"      # look like another NIC
 //!
+//! [congestion]                    # see congestion.rs
+//! algorithm = "dcqcn"
+//!
 //! [[device]]                      # beside those that appear by themselves
 //! name = "pair"
 //! [[device.port]]
@@ -25,6 +28,7 @@ use std::path::{Path, PathBuf};
 use scalefabric_verbs::{Errno, VerbsError};
 use serde::Deserialize;
 
+use crate::congestion::{Congestion, CongestionTable};
 use crate::personality::Personality;
 use crate::port::faults::FaultSpec;
 
@@ -41,7 +45,7 @@ pub struct PortOptions {
 }
 
 /// A configured device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceOptions {
     /// Its name. One that appears by itself is replaced by the configured one.
@@ -49,10 +53,12 @@ pub struct DeviceOptions {
     /// Its ports, one or two.
     #[serde(rename = "port")]
     pub ports: Vec<PortOptions>,
+    /// Congestion control of this device; what it does not say is as for all devices.
+    pub congestion: Option<CongestionTable>,
 }
 
 /// What the software provider is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Devices beside those that appear by themselves.
     pub devices: Vec<DeviceOptions>,
@@ -80,6 +86,8 @@ pub struct Options {
     pub capture: Option<PathBuf>,
     /// What other NIC the devices look like. Default none: the software NIC itself.
     pub personality: Option<&'static Personality>,
+    /// Congestion control. Default none.
+    pub congestion: Congestion,
     /// Whether a thread makes progress when nobody calls the library. Default true. False: the process is deaf while it
     /// does not poll.
     pub worker: bool,
@@ -99,6 +107,7 @@ impl Default for Options {
             faults: None,
             capture: None,
             personality: None,
+            congestion: Congestion::default(),
             worker: true,
         }
     }
@@ -119,6 +128,7 @@ struct File {
     faults: Option<String>,
     capture: Option<PathBuf>,
     personality: Option<String>,
+    congestion: Option<CongestionTable>,
     worker: Option<bool>,
 }
 
@@ -128,7 +138,7 @@ fn wrong(message: String) -> VerbsError {
 
 impl Options {
     /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY`,
-    /// `SCALEFABRIC_DEVICE` and `SCALEFABRIC_SHARE` (0 or 1).
+    /// `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
     pub fn from_environment() -> Result<Self, VerbsError> {
         let mut options = Self::default();
         if let Some(path) = std::env::var_os("SCALEFABRIC_CONFIG") {
@@ -149,6 +159,9 @@ impl Options {
                 "0" => false,
                 other => return Err(wrong(format!("SCALEFABRIC_SHARE is {other:?}: it may be 0 or 1"))),
             };
+        }
+        if let Ok(name) = std::env::var("SCALEFABRIC_CONGESTION") {
+            options.congestion.set_algorithm(name.trim(), "SCALEFABRIC_CONGESTION")?;
         }
         if let Ok(name) = std::env::var("SCALEFABRIC_PERSONALITY") {
             options.set_personality(&name, "SCALEFABRIC_PERSONALITY")?;
@@ -200,6 +213,12 @@ impl Options {
                 )));
             }
         }
+        if let Some(table) = file.congestion {
+            self.congestion.read(table)?;
+        }
+        for device in &file.devices {
+            self.congestion_of(device)?;
+        }
         self.devices.extend(file.devices);
         self.automatic = file.automatic.unwrap_or(self.automatic);
         self.share = file.share.unwrap_or(self.share);
@@ -219,6 +238,23 @@ impl Options {
             Some(faults) => self.set_faults(&faults, "faults"),
             None => Ok(()),
         }
+    }
+
+    /// Congestion control of a device that is configured by this name.
+    pub fn congestion(&self, device: &str) -> Result<Congestion, VerbsError> {
+        match self.devices.iter().find(|options| options.name == device) {
+            Some(options) => self.congestion_of(options),
+            None => Ok(self.congestion.clone()),
+        }
+    }
+
+    fn congestion_of(&self, device: &DeviceOptions) -> Result<Congestion, VerbsError> {
+        let mut congestion = self.congestion.clone();
+        if let Some(table) = &device.congestion {
+            let named = |e: VerbsError| VerbsError { message: format!("device {:?}: {}", device.name, e.message), ..e };
+            congestion.read(table.clone()).map_err(named)?;
+        }
+        Ok(congestion)
     }
 
     /// The capture file with `{pid}` filled in.
@@ -254,6 +290,7 @@ mod tests {
         assert_eq!(options.devices[0].ports[1].addresses, ["10.0.1.7".parse::<IpAddr>().unwrap()]);
         assert_eq!(options.faults.as_ref().unwrap().seed, 7);
         assert_eq!(options.personality.unwrap().name, "connectx-5");
+        assert!(!options.congestion("pair").unwrap().is_none());
         assert_eq!(options.capture_path().unwrap(), Path::new("/tmp/rdma.pcapng"));
     }
 

@@ -291,7 +291,10 @@ impl OpenDevice {
             });
             counters.push(Arc::new(SlotCounters::new(membership.segment().clone(), membership.slot(), index)));
         }
-        let core = Core::new(config(plan, options, &membership), ports, counters)?;
+        let mut config = config(plan, options, &membership);
+        config.congestion = options.congestion(&plan.info.name)?;
+        config.transport.telemetry = config.congestion.has_telemetry();
+        let core = Core::new(config, ports, counters)?;
         if let Some(setup) = &device_faults {
             core.install_faults(setup);
         }

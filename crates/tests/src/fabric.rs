@@ -38,7 +38,7 @@ fn make(number: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let address = |n: u8| IpAddr::from(Ipv4Addr::new(127, series, (id >> 6) as u8, (id << 2) as u8 | n));
     let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
     let name = if number == 0 { "pair".to_owned() } else { format!("pair{number}") };
-    let device = DeviceOptions { name, ports: vec![port(1), port(2)] };
+    let device = DeviceOptions { name, ports: vec![port(1), port(2)], ..DeviceOptions::default() };
     let options = Options { devices: vec![device], automatic: false, faults, ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
 }

@@ -284,6 +284,8 @@ impl Stage for TransportStage {
                 traffic_class: packet.traffic_class,
                 hop_limit: packet.hop_limit,
                 flow_label: packet.flow_label,
+                reads_telemetry: false,
+                trailer: None,
             };
             self.with(qp, |qp, view| qp.receive(view, &incoming));
             touched.push(qp);

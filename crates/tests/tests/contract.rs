@@ -32,7 +32,7 @@ fn every_case_has_a_name_of_its_own_and_deviations_name_cases() {
 #[test]
 fn the_software_backend_keeps_the_contract() {
     let port = PortOptions { interface: "lo".into(), addresses: vec![own_loopback(77)] };
-    let device = DeviceOptions { name: "sfcontract".into(), ports: vec![port] };
+    let device = DeviceOptions { name: "sfcontract".into(), ports: vec![port], ..DeviceOptions::default() };
     let options = NicOptions { devices: vec![device], ..NicOptions::default() };
     let suite = Options { device: Some("sfcontract".into()), port_num: 1, ..Options::default() };
     let totals = contract::run(Arc::new(SoftwareProvider::new(options)), &suite, "").expect("the device opens");

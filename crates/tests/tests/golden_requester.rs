@@ -38,6 +38,8 @@ fn packets(name: &str) -> Vec<Packet> {
         let record = record.expect("a record");
         let frame = Frame::parse(record.link, record.data).expect("a RoCEv2 frame");
         Packet {
+            reads_telemetry: false,
+            trailer: None,
             headers: frame.packet.headers,
             payload: frame.packet.payload.to_vec(),
             port_num: 1,

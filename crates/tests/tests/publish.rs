@@ -27,7 +27,7 @@ impl Scene {
         let address = [127, 64 + (pid >> 8 & 0x3f) as u8, pid as u8, last].into();
         let port = PortOptions { interface: "lo".into(), addresses: vec![address] };
         let name = format!("publish{last}-{pid}");
-        let devices = vec![DeviceOptions { name: name.clone(), ports: vec![port] }];
+        let devices = vec![DeviceOptions { name: name.clone(), ports: vec![port], ..DeviceOptions::default() }];
         let context = SoftwareProvider::new(Options { devices, ..Options::default() }).open(&name).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(16, None, 0).unwrap();

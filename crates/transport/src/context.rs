@@ -27,6 +27,8 @@ pub struct Context {
     pub attr: QpAttr,
     /// What the device decides.
     pub config: Config,
+    /// The peer has said that it reads telemetry trailers, and so do we.
+    pub(crate) telemetry: bool,
     /// PATH_MIG_ERR was raised and nothing changed since: a stranger cannot fill the event queue.
     pub(crate) migration_error_raised: bool,
 }
@@ -83,7 +85,15 @@ const RESET_ATTR: QpAttr = QpAttr {
 impl Context {
     /// A QP in RESET.
     pub const fn new(qp_type: QpType, qpn: Qpn, config: Config) -> Self {
-        Self { qp_type, qpn, state: QpState::Reset, attr: RESET_ATTR, config, migration_error_raised: false }
+        Self {
+            qp_type,
+            qpn,
+            state: QpState::Reset,
+            attr: RESET_ATTR,
+            config,
+            telemetry: false,
+            migration_error_raised: false,
+        }
     }
 
     /// The service whose opcodes this QP speaks.
@@ -121,6 +131,6 @@ impl Context {
     pub fn packet(&self, opcode: Opcode, pkey: PKey, psn: Psn) -> Outgoing {
         let mut headers = Headers::new(opcode, pkey, self.attr.dest_qp_num, psn);
         headers.bth.mig_req = matches!(self.attr.path_mig_state, MigState::Migrated);
-        Outgoing { headers, path: Path::Primary }
+        Outgoing { headers, path: Path::Primary, reads_telemetry: self.config.telemetry }
     }
 }

@@ -11,6 +11,7 @@ use scalefabric_verbs::{
 use scalefabric_wire::Gid;
 use scalefabric_wire::packet::Headers;
 
+use crate::congestion::int::{self, Trailer};
 use crate::counter::{Counter, DropReason};
 use crate::time::Time;
 
@@ -182,6 +183,8 @@ pub struct Outgoing {
     pub headers: Headers,
     /// Way out.
     pub path: Path,
+    /// The host sets the bit that says that this side reads telemetry trailers ([`crate::congestion::int`]).
+    pub reads_telemetry: bool,
 }
 
 /// Where the payload of an outgoing packet comes from. The host copies it straight into the packet.
@@ -234,6 +237,10 @@ pub struct Incoming<'a> {
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits; 0 over IPv4 or if the port cannot tell. A receiver of datagrams finds it in the GRH.
     pub flow_label: u32,
+    /// The peer says that it reads telemetry trailers.
+    pub reads_telemetry: bool,
+    /// The telemetry trailer that the host took off.
+    pub trailer: Option<&'a Trailer>,
 }
 
 impl Incoming<'_> {
@@ -289,6 +296,16 @@ pub trait Host {
 
     /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError>;
+    /// The same with a telemetry trailer behind the ICRC ([`crate::congestion::int`]). A host whose packets have none sends the
+    /// packet alone.
+    fn emit_trailed(
+        &mut self,
+        packet: &Outgoing,
+        payload: Payload<'_>,
+        _trailer: &[u8; int::LEN],
+    ) -> Result<(), EmitError> {
+        self.emit(packet, payload)
+    }
     /// The P_Key at `index` of the port's table now; `None` beyond it.
     fn pkey(&self, port_num: u8, index: u16) -> Option<scalefabric_wire::PKey>;
     /// The GID at `index` of the port's table now; zero if removed.

@@ -23,7 +23,7 @@ impl QueuePair {
 
         if to == QpState::Reset {
             self.ctx = Context::new(self.ctx.qp_type, self.ctx.qpn, self.ctx.config);
-            self.requester = Requester::new(self.ctx.config.congestion);
+            self.requester = Requester::new(self.requester.control.take());
             self.responder.reset();
             return Ok(());
         }

@@ -3,14 +3,15 @@
 //! `modify.rs`.
 
 use scalefabric_verbs::event::EventType;
-use scalefabric_verbs::{QpAttr, QpState, QpType, Qpn, WcStatus};
+use scalefabric_verbs::{CongestionState, QpAttr, QpState, QpType, Qpn, WcStatus};
 
 use crate::admission::{self, Receiver};
-use crate::congestion::{Congestion, Controller, Signal};
+use crate::congestion::{Controller, Event, Invalid, Profile, Route};
 use crate::context::{Context, Fatal};
 use crate::counter::Counter;
 use crate::host::{Host, Incoming};
 use crate::migration;
+use crate::requester::control::Controlled;
 use crate::requester::{Requester, Stop};
 use crate::responder::{Acks, Cnps, Responder};
 use crate::time::Time;
@@ -31,8 +32,9 @@ pub struct Config {
     pub acks: Acks,
     /// Whether packets that were marked CE are answered with CNPs. Default: yes, paced by `cnp_interval_ns`.
     pub cnps: Cnps,
-    /// Controller.
-    pub congestion: Congestion,
+    /// Whether this side reads telemetry trailers, sends back what they say, and tells the peer so. Default false. True needs
+    /// room behind each packet ([`crate::congestion::int::LEN`]).
+    pub telemetry: bool,
     /// The smallest `timeout` code that is used: one below it counts as it. Default 0: each as it is. Some NICs take
     /// none below 12 or 16 (17 ms, 268 ms).
     pub least_timeout: u8,
@@ -49,7 +51,7 @@ impl Default for Config {
             cnp_interval_ns: 4_000,
             acks: Acks::Coalesced,
             cnps: Cnps::Paced,
-            congestion: Congestion::None,
+            telemetry: false,
             least_timeout: 0,
             timeout_multiple: 1,
         }
@@ -93,11 +95,7 @@ pub struct QueuePair {
 impl QueuePair {
     /// A QP in RESET.
     pub fn new(qp_type: QpType, qpn: Qpn, config: Config) -> Self {
-        Self {
-            ctx: Context::new(qp_type, qpn, config),
-            requester: Requester::new(config.congestion),
-            responder: Responder::new(),
-        }
+        Self { ctx: Context::new(qp_type, qpn, config), requester: Requester::new(None), responder: Responder::new() }
     }
 
     /// Its number.
@@ -118,6 +116,47 @@ impl QueuePair {
     /// How often the requester found that something was lost, since RESET. A peer without a receive (RNR) is no loss.
     pub fn losses(&self) -> u64 {
         self.requester.losses
+    }
+
+    /// Gives the QP a congestion controller, or with [`Profile::None`] takes it away, before it leaves INIT: parts of READs in
+    /// flight depend on it. `burst_bytes` is what a sender whose turns come late may make up for at once. The path MTU counts,
+    /// and not the route's `packet_bytes`, from RTS on. The QP keeps it through RESET, and begins at line rate again.
+    ///
+    /// A controller that learns from telemetry becomes `fallback` when the peer or the network brings none.
+    pub fn set_congestion(
+        &mut self,
+        profile: &Profile,
+        fallback: &Profile,
+        route: &Route,
+        burst_bytes: u64,
+    ) -> Result<(), Invalid> {
+        if !matches!(self.ctx.state, QpState::Reset | QpState::Init) {
+            return Err(Invalid(alloc::format!(
+                "congestion control is chosen before RTR, and the QP is in {:?}: choose it in RESET or INIT",
+                self.ctx.state
+            )));
+        }
+        if self.ctx.qp_type == QpType::Ud && *profile != Profile::None {
+            return Err(Invalid("a UD QP has no peer that could tell it of congestion: it takes no controller".into()));
+        }
+        profile.check(route)?;
+        fallback.check(route)?;
+        self.requester.control = Controlled::new(profile, fallback, route, burst_bytes);
+        if let Some(interval) = profile.cnp_interval_ns().or(fallback.cnp_interval_ns()) {
+            self.ctx.config.cnp_interval_ns = interval;
+        }
+        Ok(())
+    }
+
+    /// Its congestion controller as it stands; `None` without one.
+    pub fn congestion(&self) -> Option<CongestionState> {
+        let control = self.requester.control.as_ref()?;
+        let controller = control.controller();
+        Some(CongestionState {
+            algorithm: control.profile().algorithm(),
+            rate_bps: controller.rate_bps(),
+            window_bytes: controller.window_bytes(),
+        })
     }
 
     /// All attributes as they are now (`cap` is the host's to fill). After a migration the path in use is `ah_attr`, and
@@ -163,12 +202,13 @@ impl QueuePair {
     }
 
     fn transmit_answers<H: Host>(&mut self, host: &mut H, budget: &mut usize, hold_ack: bool) -> Next {
-        match self.responder.transmit(&self.ctx, host, budget, hold_ack) {
+        let control = self.requester.control.as_deref_mut();
+        match self.responder.transmit(&self.ctx, host, budget, hold_ack, control) {
             Ok(next) => next,
             Err(fatal) => {
                 self.enter_error(host, fatal.event);
                 // The NAK that says why.
-                self.responder.transmit(&self.ctx, host, budget, false).unwrap_or(Next::Idle)
+                self.responder.transmit(&self.ctx, host, budget, false, None).unwrap_or(Next::Idle)
             }
         }
     }
@@ -178,13 +218,18 @@ impl QueuePair {
         let Some(admitted) = admission::admit(&mut self.ctx, host, packet) else { return };
         if admitted.receiver == Receiver::Controller {
             host.count(Counter::HandledCnps, 1);
-            self.requester.controller.signal(host.now(), Signal::Cnp);
+            if let Some(control) = &mut self.requester.control {
+                control.handle(host.now(), Event::Cnp);
+            }
             return;
         }
         if admitted.migrate && migration::migrate_automatically(&mut self.ctx, host) {
             self.requester.retry.progress(&self.ctx);
         }
         migration::heard(&mut self.ctx, packet.headers.bth.mig_req);
+        if packet.reads_telemetry && self.ctx.config.telemetry {
+            self.ctx.telemetry = true;
+        }
         if packet.is_ce() {
             host.count(Counter::EcnMarked, 1);
             self.responder.congestion_experienced(&self.ctx, host, &admitted);

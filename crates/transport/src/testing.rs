@@ -20,6 +20,7 @@ use scalefabric_verbs::{
 use scalefabric_wire::packet::Headers;
 use scalefabric_wire::{Gid, PKey};
 
+use crate::congestion::int::{self, Trailer};
 use crate::counter::{Counter, DropReason};
 use crate::host::{
     AccessFault, AtomicOp, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess,
@@ -38,6 +39,10 @@ pub struct Packet {
     pub src: Gid,
     pub dst: Gid,
     pub traffic_class: u8,
+    /// The sender says that it reads telemetry trailers.
+    pub reads_telemetry: bool,
+    /// Its telemetry trailer.
+    pub trailer: Option<Trailer>,
 }
 
 impl Packet {
@@ -53,6 +58,8 @@ impl Packet {
             traffic_class: self.traffic_class,
             hop_limit: 64,
             flow_label: 0,
+            reads_telemetry: self.reads_telemetry,
+            trailer: self.trailer.as_ref(),
         }
     }
 }
@@ -509,7 +516,21 @@ impl Host for TestHost {
             src: self.gid(av.port_num, av.sgid_index),
             dst: av.dgid,
             traffic_class: av.traffic_class,
+            reads_telemetry: packet.reads_telemetry,
+            trailer: None,
         });
+        Ok(())
+    }
+
+    fn emit_trailed(
+        &mut self,
+        packet: &Outgoing,
+        payload: Payload<'_>,
+        trailer: &[u8; int::LEN],
+    ) -> Result<(), EmitError> {
+        self.emit(packet, payload)?;
+        let (_, trailer) = int::split(trailer).expect("the transport makes trailers that can be read");
+        self.wire.back_mut().expect("just sent").trailer = Some(trailer);
         Ok(())
     }
 

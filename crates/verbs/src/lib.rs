@@ -40,7 +40,7 @@ pub use limit::{DeviceLimits, check_ah, check_values};
 pub use on_demand::{MrAdvice, OdpCaps, OdpFlags, OdpTransport};
 pub use operation::{OpKind, OpRule, op_allowed};
 pub use provider::*;
-pub use queue_pair::{DataInOrder, QueuePair, RateLimit};
+pub use queue_pair::{CongestionState, DataInOrder, QueuePair, RateLimit};
 pub use scalefabric_wire::udp::{flow_label as flow_label_of, named_source_port, source_port as udp_source_port};
 pub use scalefabric_wire::{Gid, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use state::{QpState, QpType, Transition, check_modify, check_transition};

@@ -35,6 +35,17 @@ pub struct RateLimit {
     pub typical_pkt_sz: u16,
 }
 
+/// What a QP's congestion controller allows at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CongestionState {
+    /// Name of the algorithm.
+    pub algorithm: &'static str,
+    /// Bit/s.
+    pub rate_bps: u64,
+    /// Bytes that may be in flight; `u64::MAX`: it has no window.
+    pub window_bytes: u64,
+}
+
 /// A queue pair.
 pub trait QueuePair: Send + Sync + Debug {
     /// Its number, 24 bits.
@@ -52,6 +63,20 @@ pub trait QueuePair: Send + Sync + Debug {
     /// How often its requester found that something was lost (sequence NAKs, implied ones, timeouts; not RNR NAKs), since it was last in RESET; `None`: the
     /// device does not count that for each QP.
     fn losses(&self) -> Option<u64> {
+        None
+    }
+
+    /// Names the QP's congestion control instead of what the device is configured for: in RESET or INIT, not for UD. `"none"` for none. A device
+    /// whose QPs all have what its firmware has refuses (EOPNOTSUPP).
+    fn set_congestion(&self, name: &str) -> Result<(), VerbsError> {
+        Err(VerbsError::misuse(
+            Errno::EOPNOTSUPP,
+            alloc::format!("congestion control {name:?}: this device does not choose it for each QP"),
+        ))
+    }
+
+    /// Its congestion controller; `None`: it has none, or the device does not tell.
+    fn congestion(&self) -> Option<CongestionState> {
         None
     }
 

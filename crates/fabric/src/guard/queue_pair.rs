@@ -3,8 +3,8 @@
 use super::Charge;
 use scalefabric_verbs::operation::OpKind;
 use scalefabric_verbs::{
-    BindMw, DataInOrder, Gid, PostError, QpAttr, QpAttrMask, QpInitInfo, QpState, QpType, Qpn, QueuePair, RateLimit,
-    RecvWr, SendFlags, SendWr, VerbsError,
+    BindMw, CongestionState, DataInOrder, Gid, PostError, QpAttr, QpAttrMask, QpInitInfo, QpState, QpType, Qpn,
+    QueuePair, RateLimit, RecvWr, SendFlags, SendWr, VerbsError,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,6 +39,12 @@ impl QueuePair for TenantQueuePair {
     }
     fn losses(&self) -> Option<u64> {
         self.inner.losses()
+    }
+    fn set_congestion(&self, name: &str) -> Result<(), VerbsError> {
+        self.inner.set_congestion(name)
+    }
+    fn congestion(&self) -> Option<CongestionState> {
+        self.inner.congestion()
     }
     fn query(&self) -> Result<(QpAttr, QpInitInfo), VerbsError> {
         self.inner.query()

@@ -6,17 +6,19 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use scalefabric_transport::congestion::Profile;
 use scalefabric_transport::{self as transport, Counter, DropReason, RecvWqe, Time};
 use scalefabric_verbs::limit::{DeviceLimits, check_ah, check_values};
 use scalefabric_verbs::state::check_modify;
 use scalefabric_verbs::{
-    AccessFlags, DeviceAttr, Errno, Gid, Mtu, PKey, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn, Srqn, VerbsError,
-    WcStatus,
+    AccessFlags, CongestionState, DeviceAttr, Errno, Gid, Mtu, PKey, QpAttr, QpAttrMask, QpCap, QpState, QpType, Qpn,
+    Srqn, VerbsError, WcStatus,
 };
 
 use super::entry::{CqEntry, Late, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
 use super::{Engine, Nic, takes_multicast};
 use crate::completion::{Channel, Producer};
+use crate::congestion::Chosen;
 use crate::events::Events;
 use crate::host::{flow_of, make_route};
 use crate::memory::{Access, PdId};
@@ -64,6 +66,16 @@ impl DeviceLimits for Limits<'_> {
     fn max_qp_init_rd_atom(&self) -> u32 {
         self.attr.max_qp_init_rd_atom
     }
+}
+
+/// Gives a QP a controller, and lets its packets say that they may be marked.
+fn apply_congestion(entry: &mut QpEntry, chosen: &Chosen) -> Result<(), VerbsError> {
+    entry
+        .transport
+        .set_congestion(&chosen.profile, &chosen.fallback, &chosen.route, chosen.burst_bytes)
+        .map_err(|e| VerbsError::invalid(e.to_string()))?;
+    entry.side.ecn_capable = chosen.profile != Profile::None;
+    Ok(())
 }
 
 fn gone(what: &str) -> VerbsError {
@@ -261,6 +273,8 @@ impl Nic {
                     held_gids: [None; 2],
                     srq_taken: None,
                     cq_overrun: false,
+                    ecn_capable: false,
+                    congestion_named: false,
                 },
                 touched: false,
                 wake_at: None,
@@ -309,6 +323,9 @@ impl Nic {
         let to = check_modify(qp_type, current.qp_state, attr, mask)?;
         let limits = Limits { tables: &self.fabric.tables, attr: &self.config.attr };
         check_values(qp_type, &current, attr, mask, &limits)?;
+        if (current.qp_state, to) == (QpState::Init, QpState::Rtr) && qp_type != QpType::Ud {
+            self.choose_congestion(qp, attr, mask)?;
+        }
         self.with_qp(qp, now, memory, Some(ports), |entry, host| entry.transport.modify(host, attr, mask))
             .ok_or_else(|| gone("queue pair"))??;
         if to == QpState::Reset {
@@ -319,6 +336,34 @@ impl Nic {
             self.run.push(qp);
         }
         Ok(())
+    }
+
+    /// INIT to RTR: the QP gets the congestion controller that the configuration has for its peer, unless its owner named one.
+    fn choose_congestion(&mut self, qp: u16, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let entry = self.qps.get_mut(usize::from(qp)).ok_or_else(|| gone("queue pair"))?;
+        if entry.side.congestion_named || !mask.contains(QpAttrMask::AV) {
+            return Ok(());
+        }
+        let port_num = entry.transport.query().port_num;
+        let speed = self.fabric.tables.port(port_num).map_or(0, |port| port.speed_mbps());
+        let chosen = self.config.congestion.choose(&attr.ah_attr, speed, attr.path_mtu)?;
+        apply_congestion(entry, &chosen)
+    }
+
+    /// The QP's owner names its congestion control, before RTR.
+    pub(crate) fn set_congestion(&mut self, qp: u16, name: &str) -> Result<(), VerbsError> {
+        let entry = self.qps.get_mut(usize::from(qp)).ok_or_else(|| gone("queue pair"))?;
+        let attr = entry.transport.query();
+        let speed = self.fabric.tables.port(attr.port_num.max(1)).map_or(0, |port| port.speed_mbps());
+        let chosen = self.config.congestion.choose_named(name, speed, Mtu::Mtu1024)?;
+        apply_congestion(entry, &chosen)?;
+        entry.side.congestion_named = true;
+        Ok(())
+    }
+
+    /// A QP's congestion controller as it stands.
+    pub(crate) fn congestion(&self, qp: u16) -> Option<CongestionState> {
+        self.qps.get(usize::from(qp))?.transport.congestion()
     }
 
     /// Makes the routes of a QP from its attributes and holds their GID slots.
@@ -339,6 +384,7 @@ impl Nic {
                 if side.routes[which].av != av || side.routes[which].way.is_none() {
                     let flow = flow_of(&av, side.shared.qpn, attr.dest_qp_num);
                     side.routes[which] = make_route(&mut self.fabric, Some(ports), &av, flow);
+                    side.routes[which].set_ecn(side.ecn_capable);
                 }
                 self.fabric.tables.hold_gid(av.port_num, av.sgid_index);
                 side.held_gids[which] = Some((av.port_num, av.sgid_index));

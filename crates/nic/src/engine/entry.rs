@@ -96,6 +96,13 @@ pub struct Route {
 }
 
 impl Route {
+    /// Lets switches mark what goes this way: ECT(0), unless the application has set the ECN bits itself.
+    pub fn set_ecn(&mut self, capable: bool) {
+        if let Some(way) = self.way.as_mut().filter(|way| capable && way.traffic_class & 3 == 0) {
+            way.traffic_class |= 2;
+        }
+    }
+
     /// A route that leads nowhere.
     pub fn none() -> Self {
         let unspecified = std::net::Ipv6Addr::UNSPECIFIED;
@@ -138,6 +145,10 @@ pub struct QpSide {
     pub srq_taken: Option<RecvWqe>,
     /// A completion of this QP met a full CQ.
     pub cq_overrun: bool,
+    /// Its packets say that they may be marked (ECT(0)): a congestion controller listens for it.
+    pub ecn_capable: bool,
+    /// Its owner has named its congestion control, and the configuration is not asked.
+    pub congestion_named: bool,
 }
 
 /// A QP without that CQ.

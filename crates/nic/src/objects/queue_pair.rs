@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use scalefabric_verbs::{
-    AsyncEvent, BindMw, CompletionQueue, DataInOrder, Errno, EventSubject, Gid, OpKind, PostError, QpAttr, QpAttrMask,
-    QpCap, QpInit, QpInitInfo, QpState, QpType, Qpn, QueuePair, RateLimit, RecvWr, SendFlags, SendWr,
-    SharedReceiveQueue, VerbsError, WcStatus,
+    AsyncEvent, BindMw, CompletionQueue, CongestionState, DataInOrder, Errno, EventSubject, Gid, OpKind, PostError,
+    QpAttr, QpAttrMask, QpCap, QpInit, QpInitInfo, QpState, QpType, Qpn, QueuePair, RateLimit, RecvWr, SendFlags,
+    SendWr, SharedReceiveQueue, VerbsError, WcStatus,
 };
 
 use super::completion_queue::CqObject;
@@ -299,6 +299,14 @@ impl QueuePair for QpObject {
         let attr = self.hold()?.engine.nic().query_qp(self.shared.index())?;
         let QpShared { qp_type, cap, sq_sig_all, .. } = &*self.shared;
         Ok((attr, QpInitInfo { qp_type: *qp_type, cap: *cap, sq_sig_all: *sq_sig_all }))
+    }
+
+    fn set_congestion(&self, name: &str) -> Result<(), VerbsError> {
+        self.hold()?.engine.nic().set_congestion(self.shared.index(), name)
+    }
+
+    fn congestion(&self) -> Option<CongestionState> {
+        self.hold().ok()?.engine.nic().congestion(self.shared.index())
     }
 
     fn losses(&self) -> Option<u64> {

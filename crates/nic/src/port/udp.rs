@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError};
 
 use scalefabric_transport::DropReason;
+use scalefabric_transport::congestion::int;
 use scalefabric_wire::icrc::Flow;
 
 use super::{Datagram, MAX_TRAIN_BYTES, Port, Sent, Train};
@@ -453,7 +454,13 @@ pub(crate) fn reseal(datagram: &mut [u8], train: &Train<'_>, ip_id: u16) {
         // No identification over IPv6.
         _ => return,
     };
-    if let Some((body, icrc)) = datagram.split_last_chunk_mut::<4>() {
+    // Behind the ICRC there may be a telemetry trailer.
+    let trailed = datagram.get(int::FLAGS_AT).is_some_and(|flags| flags & int::TRAILED != 0);
+    let packet = match trailed.then(|| int::split(datagram)).flatten() {
+        Some((packet, _)) => packet.len(),
+        None => datagram.len(),
+    };
+    if let Some((body, icrc)) = datagram[..packet].split_last_chunk_mut::<4>() {
         *icrc = flow.icrc(ip_id, body).to_le_bytes();
     }
 }

@@ -11,7 +11,8 @@ use crate::port::udp::socket::own_loopback;
 /// A provider with one device `name` whose ports have these loopback addresses.
 fn provider(name: &str, addresses: &[u8], change: impl FnOnce(&mut Options)) -> SoftwareProvider {
     let port = |&last: &u8| PortOptions { interface: "lo".into(), addresses: vec![own_loopback(last)] };
-    let device = DeviceOptions { name: name.into(), ports: addresses.iter().map(port).collect() };
+    let device =
+        DeviceOptions { name: name.into(), ports: addresses.iter().map(port).collect(), ..DeviceOptions::default() };
     let mut options = Options { devices: vec![device], receive_buffer: 4 << 20, share: false, ..Options::default() };
     change(&mut options);
     SoftwareProvider::new(options)

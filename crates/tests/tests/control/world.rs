@@ -63,7 +63,11 @@ pub fn provider() -> Arc<SoftwareProvider> {
             IpAddr::from(Ipv4Addr::from(host))
         };
         let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
-        let device = |name: &str, first| DeviceOptions { name: name.into(), ports: vec![port(first), port(first + 1)] };
+        let device = |name: &str, first| DeviceOptions {
+            name: name.into(),
+            ports: vec![port(first), port(first + 1)],
+            ..DeviceOptions::default()
+        };
         let devices = vec![device(DEVICES[0], 1), device(DEVICES[1], 3)];
         Arc::new(SoftwareProvider::new(Options { devices, automatic: false, share: false, ..Options::default() }))
     };

@@ -193,7 +193,7 @@ fn own_loopback(last: u8) -> IpAddr {
 
 fn software(name: &str, address: IpAddr) -> Arc<SoftwareProvider> {
     let port = PortOptions { interface: "lo".into(), addresses: vec![address] };
-    let device = DeviceOptions { name: name.into(), ports: vec![port] };
+    let device = DeviceOptions { name: name.into(), ports: vec![port], ..DeviceOptions::default() };
     Arc::new(SoftwareProvider::new(NicOptions { devices: vec![device], ..NicOptions::default() }))
 }
 

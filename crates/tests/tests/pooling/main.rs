@@ -32,7 +32,7 @@ impl Device {
         let address = Ipv4Addr::new(127, 210 + (id >> 12) as u8 % 40, (id >> 4) as u8, (id << 4) as u8 | number);
         let name = format!("pooling{number}");
         let port = PortOptions { interface: "lo".into(), addresses: vec![IpAddr::from(address)] };
-        let devices = vec![DeviceOptions { name: name.clone(), ports: vec![port] }];
+        let devices = vec![DeviceOptions { name: name.clone(), ports: vec![port], ..DeviceOptions::default() }];
         let options = Options { devices, automatic: false, share: false, ..Options::default() };
         Self { provider: Arc::new(SoftwareProvider::new(options)), name }
     }

@@ -27,7 +27,7 @@ fn provider() -> Arc<SoftwareProvider> {
         let address =
             IpAddr::from(Ipv4Addr::new(127, 70 + (pid >> 14) as u8 % 20, (pid >> 6) as u8, (pid << 2) as u8 | 1));
         let port = PortOptions { interface: "lo".into(), addresses: vec![address] };
-        let device = DeviceOptions { name: "sfremote".into(), ports: vec![port] };
+        let device = DeviceOptions { name: "sfremote".into(), ports: vec![port], ..DeviceOptions::default() };
         Arc::new(SoftwareProvider::new(Options { devices: vec![device], ..Options::default() }))
     };
     PROVIDER.get_or_init(make).clone()

@@ -14,7 +14,7 @@ use scalefabric_wire::opcode::Operation;
 use scalefabric_wire::packet::Syndrome;
 
 use crate::admission::Admitted;
-use crate::congestion::{Controller, Signal};
+use crate::congestion::{Event, Loss};
 use crate::context::Context;
 use crate::counter::{Counter, DropReason};
 use crate::host::Host;
@@ -46,6 +46,9 @@ impl Requester {
         response: &Admitted<'_>,
     ) -> Result<(), Stop> {
         let Some(expected) = self.check_psn(host, response) else { return Ok(()) };
+        if let Some(control) = &mut self.control {
+            control.hear(response.packet.trailer);
+        }
         match response.info.operation {
             Operation::ReadResponse => self.receive_read(ctx, host, &expected),
             Operation::AtomicAcknowledge => self.receive_atomic(ctx, host, &expected),
@@ -134,16 +137,21 @@ impl Requester {
         self.retire_local(ctx, host);
         self.inflight = self.inflight.saturating_sub(bytes);
         if bytes > 0 {
-            let now = host.now();
-            let probe = self.rtt_probe.filter(|(psn, _)| psn.is_before(self.acked.psn));
-            let rtt_ns = probe.map(|(_, at)| now.since(at));
-            if rtt_ns.is_some() {
-                self.rtt_probe = None;
-            }
-            self.controller.signal(now, Signal::Ack { bytes, rtt_ns, ecn_echo });
+            self.tell_acknowledged(host, bytes, ecn_echo);
             self.moved = true;
         }
         covered
+    }
+
+    /// Tells the controller, if there is one, with the round trip time if the packet whose answer is awaited was answered.
+    #[inline]
+    fn tell_acknowledged<H: Host>(&mut self, host: &H, bytes: u32, ecn_echo: bool) {
+        let Some(control) = &mut self.control else { return };
+        let now = host.now();
+        let acked = self.acked.psn;
+        let probe = self.rtt_probe.take_if(|(psn, _)| psn.is_before(acked));
+        let rtt_ps = probe.map(|(_, at)| now.since(at).saturating_mul(1_000));
+        control.acknowledged(now, bytes, rtt_ps, ecn_echo);
     }
 
     /// Completes the WQEs at `acked` that never left the NIC and were executed.
@@ -174,7 +182,7 @@ impl Requester {
             self.complete(ctx, host, &wqe, WcStatus::Success);
         }
         self.retire_local(ctx, host);
-        self.controller.signal(host.now(), Signal::Ack { bytes, rtt_ns: None, ecn_echo: false });
+        self.tell_acknowledged(host, bytes, false);
         self.moved = true;
     }
 
@@ -215,15 +223,14 @@ impl Requester {
         }
         self.losses += 1;
         host.count(Counter::AckTimeouts, 1);
-        self.controller.signal(now, Signal::Timeout);
         self.recovering = false;
         self.nak_taken = false;
-        self.send_again(ctx, host)
+        self.send_again(ctx, host, Loss::Timeout)
     }
 
     /// A loss: takes a retry and goes back. When none is left, an armed QP migrates and begins anew there; else it is over
     /// (clauses 9.7.6.1.3 and 17.2.8.1.3).
-    fn send_again<H: Host>(&mut self, ctx: &mut Context, host: &mut H) -> Result<(), Stop> {
+    fn send_again<H: Host>(&mut self, ctx: &mut Context, host: &mut H, loss: Loss) -> Result<(), Stop> {
         if !self.retry.take() {
             if !migration::migrate_automatically(ctx, host) {
                 host.count(Counter::RetryExceeded, 1);
@@ -232,6 +239,9 @@ impl Requester {
             self.retry.progress(ctx);
         }
         self.go_back();
+        if let Some(control) = &mut self.control {
+            control.handle(host.now(), Event::Lost(loss));
+        }
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use scalefabric_wire::Psn;
 use scalefabric_wire::packet::NakCode;
 
 use super::Covered;
-use crate::congestion::{Controller, Signal};
+use crate::congestion::{Event, Loss};
 use crate::context::Context;
 use crate::counter::{Counter, DropReason};
 use crate::host::Host;
@@ -23,7 +23,6 @@ impl Requester {
         if code == NakCode::PsnSequenceError {
             self.losses += 1;
             host.count(Counter::ReceivedSequenceNaks, 1);
-            self.controller.signal(host.now(), Signal::Nak);
         }
         let covered = self.retire_posted(ctx, host, psn, false);
         self.settle(ctx, host)?;
@@ -56,7 +55,7 @@ impl Requester {
             return Ok(());
         }
         self.nak_taken = true;
-        self.send_again(ctx, host)
+        self.send_again(ctx, host, Loss::Nak)
     }
 
     /// A response came from beyond the request at `acked`: the answer to that one was lost. More of these mean the same
@@ -70,9 +69,8 @@ impl Requester {
         }
         self.losses += 1;
         host.count(Counter::ImpliedNaks, 1);
-        self.controller.signal(host.now(), Signal::Nak);
         self.recovering = true;
-        self.send_again(ctx, host)
+        self.send_again(ctx, host, Loss::Nak)
     }
 
     /// The peer had no receive posted for `psn`: wait as long as its code says, then send again (clause 9.7.5.2.8).
@@ -94,6 +92,9 @@ impl Requester {
             return Ok(());
         }
         self.go_back();
+        if let Some(control) = &mut self.control {
+            control.handle(host.now(), Event::Withdrawn);
+        }
         if self.retry.wait_for_receiver(ctx, host.now(), code) {
             return Ok(());
         }

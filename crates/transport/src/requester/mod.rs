@@ -6,15 +6,18 @@
 //! completer ([`crate::completer`]) moves the first cursor.
 
 mod ack_request;
+pub(crate) mod control;
 mod pacing;
 mod retry;
 pub(crate) mod segment;
+
+use alloc::boxed::Box;
 
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 use scalefabric_wire::{PKey, Psn, Qpn, RKey};
 
-use crate::congestion::{Congestion, Controller, Signal};
+use crate::congestion::{Event, int};
 use crate::context::{Context, Fatal};
 use crate::counter::Counter;
 use crate::host::{EmitError, Host, SendWqe, WqeOp};
@@ -22,6 +25,7 @@ use crate::queue_pair::Next;
 use crate::time::Time;
 
 use ack_request::{AckRequest, Occasion};
+use control::{Controlled, Permission};
 use pacing::Pacer;
 use retry::Retry;
 use segment::{Kind, Segment};
@@ -104,9 +108,10 @@ pub struct Requester {
     pub(crate) moved: bool,
     pub(crate) read: ReadProgress,
     pub(crate) retry: Retry,
-    /// A packet that asked for an ACK, not sent before, and when it left.
+    /// With a controller: a packet that asked for an answer, not sent before, and when it left.
     pub(crate) rtt_probe: Option<(Psn, Time)>,
-    pub(crate) controller: Congestion,
+    /// The congestion controller; most QPs have none.
+    pub(crate) control: Option<Box<Controlled>>,
     /// How often a loss was found, by a sequence NAK, by a response that came too early, or by the timer.
     pub(crate) losses: u64,
     ack_request: AckRequest,
@@ -121,7 +126,7 @@ enum Gate {
 
 impl Requester {
     /// As in RESET.
-    pub fn new(controller: Congestion) -> Self {
+    pub(crate) fn new(control: Option<Box<Controlled>>) -> Self {
         Self {
             acked: Cursor::default(),
             sending: Cursor::default(),
@@ -141,7 +146,7 @@ impl Requester {
             retry: Retry::default(),
             rtt_probe: None,
             losses: 0,
-            controller,
+            control,
             ack_request: AckRequest::default(),
             pacer: Pacer::default(),
         }
@@ -152,6 +157,9 @@ impl Requester {
         self.acked.psn = sq_psn;
         self.sending.psn = sq_psn;
         self.max_psn = sq_psn;
+        if let Some(control) = &mut self.control {
+            control.restart(ctx.pmtu());
+        }
         self.retry.progress(ctx);
     }
 
@@ -221,7 +229,12 @@ impl Requester {
                     interval: ctx.config.ack_req_interval,
                 });
             segment.outgoing.headers.bth.ack_req = ack_req;
-            match host.emit(&segment.outgoing, segment.payload) {
+            let emitted = if self.wants_trailer(ctx, &wqe) {
+                host.emit_trailed(&segment.outgoing, segment.payload, &int::ROOM)
+            } else {
+                host.emit(&segment.outgoing, segment.payload)
+            };
+            match emitted {
                 Ok(()) => {
                     *budget -= 1;
                     self.sent(ctx, host, &wqe, &segment, ack_req);
@@ -233,6 +246,14 @@ impl Requester {
                 Err(EmitError::Status(status)) => self.fail_here(ctx, host, &wqe, status)?,
             }
         }
+    }
+
+    /// Whether switches shall write on this packet: a controller learns from that, and the peer sends it back.
+    #[inline]
+    fn wants_trailer(&self, ctx: &Context, wqe: &SendWqe) -> bool {
+        self.control
+            .as_ref()
+            .is_some_and(|control| ctx.telemetry && control.wants_telemetry() && wqe.op.completion() == Kind::Posted)
     }
 
     /// State, drain and a WQE that failed: whether the packet at `sending` may leave at all.
@@ -276,10 +297,11 @@ impl Requester {
     /// one arrives; and well below half the PSNs, which may be outstanding together (clause 9.7.2).
     pub(crate) fn read_stride(&self, ctx: &Context) -> u32 {
         // A path MTU is a power of two, and this runs for every packet.
-        (ctx.config.max_inflight_bytes >> (ctx.pmtu().trailing_zeros() + 1)).clamp(1, Psn::MODULUS / 4)
+        let half = (ctx.config.max_inflight_bytes >> (ctx.pmtu().trailing_zeros() + 1)).clamp(1, Psn::MODULUS / 4);
+        if self.control.is_some() { half.min(control::READ_STRIDE) } else { half }
     }
 
-    fn gate(&self, ctx: &Context, now: Time, wqe: &SendWqe, segment: &Segment) -> Gate {
+    fn gate(&mut self, ctx: &Context, now: Time, wqe: &SendWqe, segment: &Segment) -> Gate {
         let idle = Gate::Closed(Next::Idle);
         let mut nothing_follows = false;
         if ctx.is_reliable() {
@@ -300,7 +322,7 @@ impl Requester {
             if limited && outstanding > 0 {
                 return idle;
             }
-            let window = u64::from(ctx.config.max_inflight_bytes).min(self.controller.window_bytes());
+            let window = u64::from(ctx.config.max_inflight_bytes);
             let after = u64::from(self.inflight) + u64::from(segment.cost);
             if self.inflight > 0 && after > window {
                 return idle;
@@ -312,8 +334,19 @@ impl Requester {
         if pacing::is_slow(rate, bytes, ctx) {
             nothing_follows = true;
         }
-        let at = self.pacer.next_send(rate).max(self.controller.next_send(now, bytes));
-        if at > now { Gate::Closed(Next::At(at)) } else { Gate::Open { nothing_follows } }
+        let at = self.pacer.next_send(rate);
+        if at > now {
+            return Gate::Closed(Next::At(at));
+        }
+        if let Some(control) = &mut self.control {
+            let inflight = if ctx.is_reliable() { self.inflight } else { 0 };
+            match control.permission(now, inflight, bytes, ctx.config.ack_req_interval) {
+                Permission::Granted { ask } => nothing_follows |= ask,
+                Permission::WindowFull => return idle,
+                Permission::NotBefore(at) => return Gate::Closed(Next::At(at)),
+            }
+        }
+        Gate::Open { nothing_follows }
     }
 
     /// A packet left.
@@ -332,7 +365,10 @@ impl Requester {
             self.max_psn = self.sending.psn;
         }
         self.pacer.sent(now, segment.cost, rate(ctx, wqe));
-        self.controller.signal(now, Signal::Sent { bytes: segment.cost, psn });
+        if let Some(control) = &mut self.control {
+            let flight_bytes = if ctx.is_reliable() { segment.cost } else { 0 };
+            control.handle(now, Event::Sent { flight_bytes, wire_bytes: segment.cost });
+        }
         if !ctx.is_reliable() {
             self.acked = self.sending;
             if segment.last {
@@ -345,8 +381,15 @@ impl Requester {
         self.ack_request.sent(ack_req);
         if again {
             host.count(Counter::RetransmittedPackets, 1);
-        } else if ack_req && self.rtt_probe.is_none() && wqe.op.completion() == Kind::Posted {
-            self.rtt_probe = Some((psn, now));
+        } else if self.control.is_some() && self.rtt_probe.is_none() {
+            let answered_at_once = match wqe.op.completion() {
+                Kind::Posted => ack_req,
+                Kind::Read => true,
+                Kind::Atomic | Kind::Answered | Kind::Local => false,
+            };
+            if answered_at_once {
+                self.rtt_probe = Some((psn, now));
+            }
         }
         self.inflight = self.inflight.saturating_add(segment.cost);
         self.rd_outstanding += u32::from(wqe.op.kind().rule().rd_atomic);

@@ -15,6 +15,7 @@ use scalefabric_wire::packet::{Aeth, NakCode, Syndrome};
 
 use super::Responder;
 use super::resources::LongPsn;
+use crate::congestion::int;
 use crate::context::Context;
 use crate::counter::{Counter, DropReason};
 use crate::host::{EmitError, Host, Payload};
@@ -170,7 +171,15 @@ impl Responder {
             let opcode = opcode(ctx, Operation::Acknowledge, Position::Only);
             let mut packet = ctx.packet(opcode, pkey, Psn::new(psn as u32));
             packet.headers.aeth = Some(aeth);
-            if host.emit(&packet, Payload::None) == Err(EmitError::Blocked) {
+            let emitted = match &mut self.telemetry {
+                Some((records, returned)) if !*returned && ctx.telemetry => {
+                    let emitted = host.emit_trailed(&packet, Payload::None, &int::echo(records));
+                    *returned = emitted.is_ok();
+                    emitted
+                }
+                _ => host.emit(&packet, Payload::None),
+            };
+            if emitted == Err(EmitError::Blocked) {
                 return Left::Blocked;
             }
         } else {

@@ -83,6 +83,8 @@ mod tests {
         let mut headers = Headers::new(Opcode::from_byte(0x64).unwrap(), PKey::DEFAULT, Qpn::new(5), Psn::new(0));
         headers.imm = imm;
         grh(&Incoming {
+            reads_telemetry: false,
+            trailer: None,
             headers: &headers,
             payload,
             port_num: 1,

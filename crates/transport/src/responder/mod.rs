@@ -22,15 +22,20 @@ mod tests;
 pub use acknowledge::{AckPolicy, AckTime, Acks, Executed};
 pub use notify::{CnpPolicy, Cnps};
 
+use alloc::boxed::Box;
+
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{QpState, QpType, Srqn, WcStatus};
 use scalefabric_wire::Psn;
 
 use crate::admission::Admitted;
+use crate::congestion::int::{Records, Trailer};
+use crate::congestion::{Event, NotificationPoint};
 use crate::context::{Context, Fatal};
 use crate::counter::{Counter, DropReason};
 use crate::host::{Host, RecvWqe, RemoteAccess};
 use crate::queue_pair::Next;
+use crate::requester::control::{Controlled, Permission};
 use crate::time::Time;
 use acknowledge::{Left, Verdict};
 use check::{Sequenced, Stop};
@@ -74,8 +79,10 @@ pub struct Responder {
     established: bool,
     /// LAST_WQE_REACHED was raised.
     last_wqe_told: bool,
-    /// When the last CNP left.
-    last_cnp: Option<Time>,
+    /// When marked packets are answered.
+    notification: NotificationPoint,
+    /// What switches wrote on the newest request, and whether it was sent back.
+    telemetry: Option<(Box<Records>, bool)>,
 }
 
 /// Long PSNs start here, so that those of duplicates are positive.
@@ -103,7 +110,8 @@ impl Responder {
             parting: false,
             established: false,
             last_wqe_told: false,
-            last_cnp: None,
+            notification: NotificationPoint::default(),
+            telemetry: None,
         }
     }
 
@@ -126,6 +134,9 @@ impl Responder {
 
     /// Takes a request. `Err`: the WQE at fault is completed, the NAK is remembered, and the QP goes to ERR.
     pub fn receive<H: Host>(&mut self, ctx: &Context, host: &mut H, request: &Admitted<'_>) -> Result<(), Fatal> {
+        if let Some(Trailer::Request(records)) = request.packet.trailer {
+            self.remember_telemetry(records);
+        }
         let stop = match self.walk(ctx, host, request) {
             Ok(()) => return Ok(()),
             Err(stop) => stop,
@@ -137,6 +148,14 @@ impl Responder {
             Stop::Fault(fault) => return self.refuse(ctx, host, self.expected, fault),
         }
         Ok(())
+    }
+
+    /// The next ACK sends it back. A place for it is made once in a QP's life.
+    fn remember_telemetry(&mut self, records: &Records) {
+        match &mut self.telemetry {
+            Some((place, returned)) => (**place, *returned) = (*records, false),
+            None => self.telemetry = Some((Box::new(*records), false)),
+        }
     }
 
     /// The steps of a request.
@@ -187,18 +206,19 @@ impl Responder {
 
     /// An admitted packet (request or response, not a CNP) was marked CE: answers with a CNP, not too often.
     pub fn congestion_experienced<H: Host>(&mut self, ctx: &Context, host: &mut H, _packet: &Admitted<'_>) {
-        self.last_cnp = notify::answer_mark(ctx, host, self.last_cnp);
+        notify::answer_mark(ctx, host, &mut self.notification);
     }
 
     /// Sends what is pending in order (READ responses, ACKs, a NAK), at most `budget` packets, which it counts down.
     /// Also called in ERR, so that the NAK that explains the error leaves. [`Next::Idle`] when nothing is left.
-    /// With `hold_ack` a plain ACK is kept back.
-    pub fn transmit<H: Host>(
+    /// With `hold_ack` a plain ACK is kept back. A congestion controller paces READ responses as it does requests.
+    pub(crate) fn transmit<H: Host>(
         &mut self,
         ctx: &Context,
         host: &mut H,
         budget: &mut usize,
         hold_ack: bool,
+        mut control: Option<&mut Controlled>,
     ) -> Result<Next, Fatal> {
         if ctx.state == QpState::Err && !self.parting {
             return Ok(Next::Idle);
@@ -207,8 +227,19 @@ impl Responder {
             if *budget == 0 {
                 return Ok(Next::Ready);
             }
+            let wire_bytes = self.resources.get(at).next_cost(ctx.pmtu());
+            if let (Some(control), Some(_)) = (&mut control, wire_bytes)
+                && let Permission::NotBefore(at) = control.pace(host.now())
+            {
+                return Ok(Next::At(at));
+            }
             match self.emit_answer(ctx, host, at) {
-                Ok(Left::Yes) => *budget -= 1,
+                Ok(Left::Yes) => {
+                    *budget -= 1;
+                    if let (Some(control), Some(wire_bytes)) = (&mut control, wire_bytes) {
+                        control.handle(host.now(), Event::Sent { flight_bytes: 0, wire_bytes });
+                    }
+                }
                 Ok(Left::Blocked) => return Ok(Next::Blocked),
                 Err((fault, psn)) => self.cannot_answer(ctx, host, at, fault, psn)?,
             }

@@ -7,6 +7,7 @@ use scalefabric_verbs::QpType;
 use scalefabric_wire::Psn;
 use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
 
+use crate::congestion::NotificationPoint;
 use crate::context::Context;
 use crate::counter::Counter;
 use crate::host::{Host, Payload};
@@ -23,8 +24,8 @@ const RESERVED: [u8; 16] = [0; 16];
 
 /// Decides whether a marked packet is answered.
 pub trait CnpPolicy {
-    /// A marked packet came at `now`; the last CNP of this QP left at `last`.
-    fn answers(&self, config: &Config, now: Time, last: Option<Time>) -> bool;
+    /// A marked packet came at `now`.
+    fn answers(&self, config: &Config, now: Time, point: &NotificationPoint) -> bool;
 }
 
 /// The policies there are.
@@ -38,27 +39,26 @@ pub enum Cnps {
 }
 
 impl CnpPolicy for Cnps {
-    fn answers(&self, config: &Config, now: Time, last: Option<Time>) -> bool {
+    fn answers(&self, config: &Config, now: Time, point: &NotificationPoint) -> bool {
         match self {
-            Self::Paced => last.is_none_or(|last| now.since(last) >= config.cnp_interval_ns),
+            Self::Paced => point.wants(now.0, config.cnp_interval_ns),
             Self::Never => false,
         }
     }
 }
 
-/// Answers a marked packet if the policy wants that. Returns the time of the last CNP.
-pub(super) fn answer_mark<H: Host>(ctx: &Context, host: &mut H, last: Option<Time>) -> Option<Time> {
+/// Answers a marked packet if the policy wants that.
+pub(super) fn answer_mark<H: Host>(ctx: &Context, host: &mut H, point: &mut NotificationPoint) {
     let now = host.now();
-    if ctx.qp_type == QpType::Ud || !ctx.config.cnps.answers(&ctx.config, now, last) {
-        return last;
+    if ctx.qp_type == QpType::Ud || !ctx.config.cnps.answers(&ctx.config, now, point) {
+        return;
     }
-    let Some(pkey) = ctx.pkey(host) else { return last };
+    let Some(pkey) = ctx.pkey(host) else { return };
     let mut packet = ctx.packet(CNP, pkey, Psn::new(0));
     packet.headers.bth.becn = true;
     // Without room it is not sent: the next marked packet will ask again.
-    if host.emit(&packet, Payload::Bytes(&RESERVED)).is_err() {
-        return last;
+    if host.emit(&packet, Payload::Bytes(&RESERVED)).is_ok() {
+        host.count(Counter::SentCnps, 1);
+        point.sent(now.0);
     }
-    host.count(Counter::SentCnps, 1);
-    Some(now)
 }

@@ -10,6 +10,7 @@ use scalefabric_wire::RKey;
 use scalefabric_wire::opcode::Operation;
 
 use crate::host::RemoteAccess;
+use crate::requester::segment::PACKET_COST;
 
 /// A PSN that does not wrap: the 24 bits on the wire are its lowest. With it a result from 2^24 packets ago can never be
 /// taken for one of now.
@@ -52,6 +53,16 @@ pub(super) struct Remembered {
     pub answered: bool,
     /// What is to be sent now.
     pub unsent: Option<Unsent>,
+}
+
+impl Remembered {
+    /// What the next packet of a READ's answer takes of the wire, about; `None` for other answers.
+    pub(super) fn next_cost(&self, pmtu: u32) -> Option<u32> {
+        match (self.answer, self.unsent) {
+            (Answer::Read(_), Some(unsent)) => Some(unsent.left.min(pmtu) + PACKET_COST),
+            _ => None,
+        }
+    }
 }
 
 /// The ring, oldest first: PSNs rise.

@@ -96,6 +96,8 @@ impl Dialogue {
             src: qp.ah_attr.dgid,
             dst: self.side.host.gids[usize::from(qp.port_num) - 1][0],
             traffic_class: 0,
+            reads_telemetry: false,
+            trailer: None,
         }
     }
 

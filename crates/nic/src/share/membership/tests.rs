@@ -18,7 +18,7 @@ fn plan(name: &str, address: IpAddr) -> DevicePlan {
             index: 0,
             interfaces: vec!["lo".into()],
         },
-        ports: vec![PortPlan { interface: "lo".into(), addresses: vec![address] }],
+        ports: vec![PortPlan { interface: "lo".into(), addresses: vec![address], reserved_bytes: 0 }],
     }
 }
 

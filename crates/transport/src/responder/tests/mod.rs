@@ -59,7 +59,15 @@ impl Bed {
         let mut r = Responder::new();
         r.start(psn);
         Self {
-            ctx: Context { qp_type, qpn: US, state: QpState::Rts, attr, config, migration_error_raised: false },
+            ctx: Context {
+                qp_type,
+                qpn: US,
+                state: QpState::Rts,
+                attr,
+                config,
+                telemetry: false,
+                migration_error_raised: false,
+            },
             r,
             host,
             psn,
@@ -84,6 +92,8 @@ impl Bed {
             headers.deth = Some(Deth { qkey: self.ctx.attr.qkey, src_qp: PEER });
         }
         Packet {
+            reads_telemetry: false,
+            trailer: None,
             headers,
             payload: payload.to_vec(),
             port_num: 1,
@@ -177,7 +187,7 @@ impl Bed {
     /// `transmit`, or `None` if that ended the QP.
     pub fn transmit(&mut self, budget: usize) -> Option<Next> {
         let mut budget = budget;
-        match self.r.transmit(&self.ctx, &mut self.host, &mut budget, false) {
+        match self.r.transmit(&self.ctx, &mut self.host, &mut budget, false, None) {
             Ok(next) => Some(next),
             Err(fatal) => {
                 self.settle(Err(fatal));
