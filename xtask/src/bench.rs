@@ -30,7 +30,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "door")]
     fabric: bool,
     /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
-    /// `wr-`.
+    /// `wr-`. `sim` and names of cases: only the fabric simulator.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -43,6 +43,11 @@ const RUNS: [(u32, u32); 2] = [(8, 4800), (65_536, 480)];
 
 /// The command.
 pub fn run(options: &Options) -> Outcome {
+    // `cargo xtask bench sim [CASE…]`: the fabric simulator alone.
+    if let Some(cases) = options.arguments.strip_prefix(&["sim".to_owned()]) {
+        let build = ["run", "--release", "--quiet", "--package", "scalefabric-sim", "--bin", "sfab-lab", "--", "bench"];
+        return process::run(cargo().args(build).args(cases));
+    }
     if options.door {
         return door::run(&options.arguments);
     }

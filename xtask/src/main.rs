@@ -20,6 +20,7 @@ mod sim;
 mod source;
 mod test;
 mod totals;
+mod validate;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -44,6 +45,8 @@ enum Command {
     Sim(sim::Options),
     /// Speed, as ratios within one run. Example: cargo xtask bench --repeat 5
     Bench(bench::Options),
+    /// The fabric simulator against what is known: expected, got, tolerance. Example: cargo xtask validate --long
+    Validate(validate::Options),
     /// Fuzz targets (needs a nightly toolchain and cargo-fuzz). Example: cargo xtask fuzz packet --seconds 60
     Fuzz(fuzz::Options),
     /// Writes docs/capabilities.md from the dialogues and tests. Example: cargo xtask capabilities
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Sim(options) => sim::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Validate(options) => validate::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Capabilities => capabilities::run(),
         Command::Clients(options) => clients::run(&options),

@@ -38,6 +38,7 @@ enum Command {
     Control(Box<command::control::Options>),
     Agent(Box<command::agent::Options>),
     Top(command::top::Options),
+    Sim(command::sim::Options),
     #[command(hide = true)]
     Bench(bench::Options),
     #[command(hide = true)]
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::Control(options) => command::control::run(&options),
         Command::Agent(options) => command::agent::run(&options),
         Command::Top(options) => command::top::run(&options),
+        Command::Sim(options) => command::sim::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::UpPart(options) => up::part::run(&options),
     };

@@ -7,6 +7,7 @@
 pub mod attacker;
 pub mod canary;
 pub mod checker;
+pub mod fabric;
 pub mod ledger;
 pub mod pattern;
 pub mod random;

@@ -11,4 +11,5 @@ mod heap;
 pub mod personalities;
 pub mod res;
 pub mod run;
+pub mod sim;
 pub mod top;

@@ -1,0 +1,32 @@
+//! `sfab sim`: the laboratory. Each of its commands is one file; what a fabric does is in the crate `sim`.
+
+mod compare;
+mod progress;
+mod run;
+mod validate;
+
+use crate::failure::Failure;
+use clap::{Args, Subcommand};
+
+/// The laboratory: whole fabrics, packet by packet, in virtual time.
+#[derive(Args)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Options),
+    Compare(compare::Options),
+    Validate(validate::Options),
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    match &options.command {
+        Command::Run(options) => run::run(options),
+        Command::Compare(options) => compare::run(options),
+        Command::Validate(options) => validate::run(options),
+    }
+}

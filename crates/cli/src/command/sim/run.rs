@@ -1,0 +1,204 @@
+//! `sfab sim run`: runs a scenario, or all points of its sweep.
+
+use super::progress::{Progress, end_on_ctrl_c, is_stopped};
+use crate::failure::{During, Failure};
+use crate::terminal::{print, say};
+use clap::Args;
+use scalefabric_sim::fabric::report::{Report, comparison};
+use scalefabric_sim::fabric::runner::{run_all, run_with_timeline};
+use scalefabric_sim::fabric::scenario::{self, Scenario};
+use std::path::{Path, PathBuf};
+
+/// Runs a scenario, or every point of its sweep.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  sfab sim run examples/sim/slow-nic.toml
+  sfab sim run examples/sim/ecn-400g.toml --jobs 4 --out results --resume
+  sfab sim run examples/sim/incast.toml --set congestion.algorithm=hpcc --json | jq .[0].flows
+
+Exit codes: 0 done, 1 a run is stuck or failed, 2 the file is wrong.")]
+pub struct Options {
+    /// Scenario file (TOML; docs/sim.md tells what may stand in it)
+    file: PathBuf,
+    /// Seed instead of the file's
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Runs at once; default: all cores
+    #[arg(long, short, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Changes a field: table.field=value; may be given several times
+    #[arg(long, value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+    /// Writes summary.json, tables (CSV) and plots (SVG) into this folder, one folder below for each run of a sweep
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Leaves out runs whose summary.json is in --out already
+    #[arg(long, requires = "out")]
+    resume: bool,
+    /// Writes a page to scrub through the run in a browser (small fabrics, no sweep)
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
+    /// Prints JSON: a list with one object for each run
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs at once.
+pub fn jobs(asked: Option<u16>) -> usize {
+    asked.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let mut scenarios =
+        scenario::read(&options.file, &options.set).map_err(|refusal| Failure::usage(refusal.to_string()))?;
+    if let Some(seed) = options.seed {
+        scenarios.iter_mut().for_each(|scenario| scenario.seed = seed);
+    }
+    let many = scenarios.len() > 1;
+    let place = |scenario: &Scenario| {
+        let out = options.out.as_ref()?;
+        Some(if many { out.join(folder_of(scenario)) } else { out.clone() })
+    };
+    let mut left_out = 0;
+    if options.resume {
+        let before = scenarios.len();
+        scenarios.retain(|scenario| !place(scenario).is_some_and(|folder| is_there(&folder, scenario)));
+        left_out = before - scenarios.len();
+    }
+    if let Some(out) = &options.out {
+        std::fs::create_dir_all(out).map_err(|error| Failure::usage(format!("{}: {error}", out.display())))?;
+    }
+    let reports = match &options.timeline {
+        None => run_and_write(&scenarios, jobs(options.jobs), &place)?,
+        Some(_) if many => {
+            return Err(Failure::usage(
+                "--timeline shows one run, and this file has a sweep: choose a point with --set",
+            ));
+        }
+        Some(path) => {
+            scenarios.iter().map(|scenario| with_timeline(scenario, path, &place)).collect::<Result<_, _>>()?
+        }
+    };
+    if options.json {
+        let text = serde_json::to_string_pretty(&reports).during(|| "writing JSON")?;
+        say!("{text}");
+    } else {
+        if let Some(question) = scenarios.first().and_then(|scenario| scenario.question.as_ref()) {
+            say!("{question}\n");
+        }
+        match reports.as_slice() {
+            [one] if !many => print(format_args!("{}", one.text())),
+            many => print(format_args!("{}{}", comparison(many), figures(many))),
+        }
+        if left_out > 0 {
+            say!("{left_out} runs were there already");
+        }
+        if let Some(out) = &options.out {
+            say!("written to {}", out.display());
+        }
+    }
+    if is_stopped() {
+        return Err(Failure::interrupted());
+    }
+    match reports.iter().find(|report| report.stuck) {
+        Some(stuck) => Err(Failure::failed(format!("{}: {}", stuck.title(), stuck.end))),
+        None => Ok(()),
+    }
+}
+
+fn with_timeline(
+    scenario: &Scenario,
+    path: &Path,
+    place: &dyn Fn(&Scenario) -> Option<PathBuf>,
+) -> Result<Report, Failure> {
+    end_on_ctrl_c();
+    let progress = Progress::new(1);
+    let run = run_with_timeline(scenario, &mut |world| progress.look(world));
+    progress.clear();
+    let (report, page) = run.map_err(|refusal| Failure::usage(refusal.to_string()))?;
+    std::fs::write(path, page).during(|| path.display())?;
+    if let Some(folder) = place(scenario) {
+        write(&report, &folder).map_err(Failure::failed)?;
+    }
+    Ok(report)
+}
+
+/// Runs scenarios and writes what each came to as soon as it has ended.
+pub fn run_and_write(
+    scenarios: &[Scenario],
+    jobs: usize,
+    place: &(dyn Fn(&Scenario) -> Option<PathBuf> + Sync),
+) -> Result<Vec<Report>, Failure> {
+    end_on_ctrl_c();
+    let progress = Progress::new(scenarios.len());
+    let failure = std::sync::Mutex::new(None);
+    let results = run_all(scenarios, jobs, &|_, world| progress.look(world), &|index, result| {
+        progress.ended();
+        if is_stopped() {
+            return;
+        }
+        if let (Ok(report), Some(folder)) = (result, place(&scenarios[index]))
+            && let Err(error) = write(report, &folder)
+            && let Ok(mut first) = failure.lock()
+        {
+            first.get_or_insert(error);
+        }
+    });
+    progress.clear();
+    if let Ok(Some(error)) = failure.into_inner() {
+        return Err(Failure::failed(error));
+    }
+    results.into_iter().collect::<Result<Vec<Report>, _>>().map_err(|refusal| Failure::usage(refusal.to_string()))
+}
+
+fn write(report: &Report, folder: &Path) -> Result<(), String> {
+    let told = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+    std::fs::create_dir_all(folder).map_err(|error| told(folder, error))?;
+    // The summary comes last and at once: a folder that has it is whole.
+    for (name, text) in report.files().into_iter().rev() {
+        let (path, draft) = (folder.join(name), folder.join(format!("{name}.part")));
+        std::fs::write(&draft, text).map_err(|error| told(&draft, error))?;
+        std::fs::rename(&draft, &path).map_err(|error| told(&path, error))?;
+    }
+    Ok(())
+}
+
+/// The folder of a run in a sweep: its values, as far as file names allow.
+fn folder_of(scenario: &Scenario) -> String {
+    let point: Vec<String> = scenario
+        .point
+        .iter()
+        .map(|(key, value)| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)))
+        .collect();
+    point.join(",").chars().map(|c| if c.is_ascii_alphanumeric() || "=,.-_".contains(c) { c } else { '_' }).collect()
+}
+
+/// True if a folder holds the result of just this run.
+fn is_there(folder: &Path, scenario: &Scenario) -> bool {
+    let Ok(text) = std::fs::read_to_string(folder.join("summary.json")) else { return false };
+    let Ok(summary) = serde_json::from_str::<serde_json::Value>(&text) else { return false };
+    summary["fingerprint"].as_u64() == Some(scenario.fingerprint())
+}
+
+/// What workloads told, side by side.
+fn figures(reports: &[Report]) -> String {
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    for report in reports {
+        for figure in &report.figures {
+            if !names.contains(&(&figure.name, &figure.unit)) {
+                names.push((&figure.name, &figure.unit));
+            }
+        }
+    }
+    let mut out = String::new();
+    for (name, unit) in names {
+        out += &format!("\n{name}{}\n", if unit.is_empty() { String::new() } else { format!(", {unit}") });
+        for report in reports {
+            if let Some(figure) = report.figures.iter().find(|figure| figure.name == name) {
+                out += &format!("  {:<48} {:>14.3}\n", report.title(), figure.value);
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,128 @@
+//! Does the simulator agree with what is known? Closed forms, the runs of a reference simulator on the same flows, published curves, and what must never
+//! happen. Each check prints what was expected, what was got and how far apart they may be; where ours differs for a reason, the reason stands beside it.
+
+mod closed_form;
+mod published;
+mod reference;
+pub mod trial;
+
+use std::fmt::Write;
+
+/// One thing that was compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Check {
+    /// Which group it belongs to.
+    pub group: String,
+    /// What was compared.
+    pub name: String,
+    /// What it should be.
+    pub expected: f64,
+    /// What it is.
+    pub got: f64,
+    /// How far apart they may be, in per cent of what is expected; 0: not at all.
+    pub tolerance_percent: f64,
+    /// Of what.
+    pub unit: &'static str,
+    /// Why it may differ; empty: for no known reason.
+    pub why: String,
+}
+
+impl Check {
+    /// A check.
+    pub fn new(
+        group: &str,
+        name: impl Into<String>,
+        expected: f64,
+        got: f64,
+        tolerance_percent: f64,
+        unit: &'static str,
+    ) -> Self {
+        Self { group: group.to_owned(), name: name.into(), expected, got, tolerance_percent, unit, why: String::new() }
+    }
+
+    /// With a reason why it may differ.
+    #[must_use]
+    pub fn because(mut self, why: &str) -> Self {
+        self.why = why.to_owned();
+        self
+    }
+
+    /// How far apart they are, in per cent.
+    pub fn difference_percent(&self) -> f64 {
+        if self.expected == self.got {
+            return 0.0;
+        }
+        if self.expected == 0.0 { f64::INFINITY } else { (self.got / self.expected - 1.0) * 100.0 }
+    }
+
+    /// Whether they agree.
+    pub fn agrees(&self) -> bool {
+        self.difference_percent().abs() <= self.tolerance_percent
+    }
+}
+
+/// What shall be checked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scope {
+    /// Also what takes minutes: the fat tree of 320 hosts.
+    pub long: bool,
+}
+
+/// A group of checks: its name, and what makes them.
+pub type Group = (&'static str, fn() -> Result<Vec<Check>, String>);
+
+/// The groups of a scope.
+pub fn groups(scope: Scope) -> Vec<Group> {
+    let mut groups: Vec<Group> = vec![
+        ("closed forms", closed_form::checks),
+        ("incast and two flows", reference::small),
+        ("DCQCN, mean of 8 seeds", reference::dcqcn),
+        ("go-back-N under loss", reference::go_back_n),
+        ("FB_Hadoop 50 % on 32 hosts", reference::fb_star32),
+        ("WebSearch 50 % on 32 hosts", reference::ws_star32),
+    ];
+    if scope.long {
+        groups.push(("FB_Hadoop 30 % on 320 hosts, published", published::checks));
+    }
+    groups
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        v if v >= 100_000.0 => format!("{value:.0}"),
+        v if v >= 1_000.0 => format!("{value:.1}"),
+        v if v >= 10.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+/// A table of checks, at most 100 columns.
+pub fn table(checks: &[Check]) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "{:<38} {:>12} {:>12} {:>5} {:>9} {:>7}", "", "expected", "got", "", "differs", "may");
+    let mut group = "";
+    for check in checks {
+        if check.group != group {
+            group = &check.group;
+            let _ = writeln!(out, "{group}");
+        }
+        let difference = check.difference_percent();
+        let differs = if difference.is_finite() { format!("{difference:+.2}%") } else { "all".to_owned() };
+        let _ = writeln!(
+            out,
+            "  {:<36} {:>12} {:>12} {:>5} {:>9} {:>6}%  {}",
+            check.name,
+            number(check.expected),
+            number(check.got),
+            check.unit,
+            differs,
+            check.tolerance_percent,
+            if check.agrees() { "ok" } else { "DIFFERS" }
+        );
+        if !check.why.is_empty() && !check.agrees() {
+            let _ = writeln!(out, "      {}", check.why);
+        }
+    }
+    out
+}
