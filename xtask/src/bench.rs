@@ -26,11 +26,16 @@ pub struct Options {
     /// Only control: 512 simulated agents with 100,000 connections; what follows `--` goes to the load, such as `--agents=64`.
     #[arg(long)]
     control: bool,
+    /// Only the same-host path against raw shared memory, `memcpy` and `process_vm_writev`.
+    #[arg(long, conflicts_with_all = ["door", "fabric"])]
+    same_host: bool,
     /// Only what the fabric library costs against raw verbs, and `Provider` against the software NIC called directly.
     #[arg(long, conflicts_with = "door")]
     fabric: bool,
     /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
     /// `wr-`. `sim` and names of cases: only the fabric simulator.
+    /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`, with `--same-host`: `same_host`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
+    /// `wr-`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -56,6 +61,10 @@ pub fn run(options: &Options) -> Outcome {
     }
     if options.fabric {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "fabric_bench", "--"];
+        return process::run(cargo().args(build).args(&options.arguments));
+    }
+    if options.same_host {
+        let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "same_host", "--"];
         return process::run(cargo().args(build).args(&options.arguments));
     }
     if options.control {

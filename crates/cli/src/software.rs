@@ -4,7 +4,7 @@ use crate::failure::{During, Failure};
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 pub use scalefabric_nic::personality::{Field, PERSONALITIES, Personality};
 use scalefabric_nic::port::faults::FaultSpec;
-use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
 pub use scalefabric_nic::survey::{DeviceSurvey, Member};
 use scalefabric_nic::{NicConfig, PortConfig};
 use scalefabric_verbs::{Context, PKey, Provider};
@@ -158,6 +158,32 @@ pub fn port_surveys(options: &SoftwareOptions) -> Result<Vec<DeviceSurvey>, Fail
 /// Sets the P_Key tables of a device for all processes that have it open, without opening it.
 pub fn set_pkeys(options: &SoftwareOptions, device: &str, pkeys: &[PKey]) -> Result<(), Failure> {
     software(options)?.set_pkeys(device, pkeys).map(drop).during(|| format!("set the P_Keys of device {device}"))
+}
+
+/// Which way requests to QPs of this host go, and why, in lines; nothing of a device that is not ours.
+pub fn same_host(context: &dyn Context) -> Vec<String> {
+    let Some(context) = context.as_any().downcast_ref::<SoftwareContext>() else { return Vec::new() };
+    let report = context.same_host();
+    if let Some(reason) = report.packets_because {
+        return vec![format!("packets: {reason}")];
+    }
+    let mut lines = vec!["direct: the requester executes one-sided requests; others are packets".to_owned()];
+    for neighbour in report.neighbours {
+        let who = match neighbour.pid {
+            Some(pid) => format!("process {pid} (slot {})", neighbour.slot),
+            None => format!("slot {}", neighbour.slot),
+        };
+        let mapped = match neighbour.no_mapping {
+            None => "memory of the NIC is mapped".to_owned(),
+            Some(reason) => format!("nothing is mapped: {reason}"),
+        };
+        let other = match neighbour.no_process_vm {
+            None => "other memory by process_vm_readv and process_vm_writev".to_owned(),
+            Some(reason) => format!("other memory by packets: {reason}"),
+        };
+        lines.push(format!("{who}: {mapped}; {other}"));
+    }
+    lines
 }
 
 /// The named device, or the one on a network interface.

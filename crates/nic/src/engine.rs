@@ -6,6 +6,7 @@
 //! depend on how many QPs are idle.
 
 pub mod control;
+pub mod direct;
 pub mod doorbell;
 pub mod drive;
 pub mod entry;
@@ -125,6 +126,7 @@ impl Engine {
             blocked: false,
             unanswered: 0,
             faults: None,
+            direct: None,
         };
         let nic = Nic {
             ingress: Ingress::new(config.slot, config.solve_ip_ids),
@@ -152,6 +154,11 @@ impl Engine {
     /// Who takes datagrams for other slots of the device. Without one they are dropped as `NoSuchQp`.
     pub fn set_handover(&mut self, handover: Box<dyn Handover>) {
         self.nic.ingress.set_handover(handover);
+    }
+
+    /// From now on requests to QPs of this host are executed here.
+    pub fn set_direct(&mut self, setup: direct::Setup) {
+        self.nic.fabric.direct = Some(setup);
     }
 
     /// Begins to keep datagrams for QP 1 (bounded; dropped as `NoSuchQp` before, as `ReceiverNotReady` when full).
@@ -264,6 +271,12 @@ impl Engine {
             *sent = 0;
         }
         much
+    }
+
+    /// Whether somebody is to be woken, now or when a CQ has put something off.
+    pub(crate) fn has_wakes(&self) -> bool {
+        let fabric = &self.nic.fabric;
+        !fabric.wakes.is_empty() || fabric.listeners.has_wakes() || !fabric.late.is_empty()
     }
 
     /// A channel to wake now that the turn is over.
@@ -462,6 +475,9 @@ impl Nic {
         let state = transport.state();
         if state != side.shared.state() {
             side.shared.set_state(state);
+            if let (Some(setup), false) = (&self.fabric.direct, matches!(state, QpState::Rts | QpState::Sqd)) {
+                setup.file.gate(qp).close();
+            }
             if state == QpState::Err {
                 // A thread that posted while it still saw the old state rings no bell for a receive. Either it sees ERR
                 // after its WQE is written, or we see the WQE now: both sides put a full fence between.

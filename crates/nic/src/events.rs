@@ -58,6 +58,11 @@ impl Listeners {
         }
     }
 
+    /// True if a queue is to be woken.
+    pub fn has_wakes(&self) -> bool {
+        !self.wakes.is_empty()
+    }
+
     /// A queue to wake; `None` when all are.
     pub fn next_wake(&mut self) -> Option<Arc<Events>> {
         self.wakes.pop_front()

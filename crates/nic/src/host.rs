@@ -9,18 +9,20 @@ use std::sync::Arc;
 
 use scalefabric_transport::congestion::int;
 use scalefabric_transport::host::{
-    AccessFault, AtomicOp, EmitError, Host, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
+    AccessFault, AtomicOp, Direct, EmitError, Host, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
 };
 use scalefabric_transport::{Counter, DropReason, Time};
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{
-    AddressVector, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, Qpn, RKey, Srqn, WcStatus, WorkCompletion,
+    AddressVector, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, QpAttr, Qpn, RKey, Srqn, WcStatus,
+    WorkCompletion,
 };
 use scalefabric_wire::packet::pad_count;
 
 use crate::completion::{Channel, Pushed};
 use crate::counters::Batch;
 use crate::egress::{Egress, Way};
+use crate::engine::direct::Setup;
 use crate::engine::entry::{CqEntry, NO_CQ, QpSide, Route, Slots, SrqShared};
 use crate::events::Listeners;
 use crate::faults::{DeviceFaults, Fate};
@@ -63,6 +65,8 @@ pub struct Fabric {
     pub unanswered: usize,
     /// Faults of the device; mostly there are none.
     pub(crate) faults: Option<Box<DeviceFaults>>,
+    /// The same-host path; `None`: all goes as packets.
+    pub(crate) direct: Option<Setup>,
 }
 
 impl Fabric {
@@ -571,6 +575,11 @@ impl Host for QpHost<'_, '_> {
 
     fn invalidate_remote(&mut self, rkey: RKey, xrc_srqn: Option<Srqn>) -> Result<(), AccessFault> {
         self.memory.invalidate_remote(self.peer(xrc_srqn)?, rkey)
+    }
+
+    #[inline]
+    fn execute_directly(&mut self, wqe: &SendWqe, attr: &QpAttr, done: u32, psns: u32) -> Direct {
+        self.directly(wqe, attr, done, psns)
     }
 
     #[inline]

@@ -10,6 +10,7 @@ pub mod completion;
 pub mod config;
 pub mod congestion;
 pub mod counters;
+pub mod direct;
 pub mod discovery;
 pub mod egress;
 pub mod engine;

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use scalefabric_transport::Time;
-use scalefabric_verbs::{Context, VerbsError};
+use scalefabric_verbs::{Context, Errno, VerbsError};
 
 use crate::config::NicConfig;
 use crate::counters::{CountersHandle, PortCounters};
 use crate::engine::Turn;
+use crate::engine::direct::Setup;
 use crate::engine::drive::Core;
 use crate::memory::Seed;
 use crate::objects::NicContext;
@@ -28,6 +29,21 @@ pub struct ManualNic {
 impl ManualNic {
     /// A NIC on these ports, in the order of `config.ports`. Keys are made from `seed`.
     pub fn new(config: NicConfig, ports: Vec<Box<dyn Port>>, seed: u64) -> Result<Self, VerbsError> {
+        Self::build(config, ports, seed, None)
+    }
+
+    /// The same, where requests between QPs of this NIC go without packets.
+    pub fn new_direct(config: NicConfig, ports: Vec<Box<dyn Port>>, seed: u64) -> Result<Self, VerbsError> {
+        let setup = Setup::alone().map_err(|error| VerbsError::environment(Errno::ENOMEM, error.to_string()))?;
+        Self::build(config, ports, seed, Some(setup))
+    }
+
+    fn build(
+        config: NicConfig,
+        ports: Vec<Box<dyn Port>>,
+        seed: u64,
+        direct: Option<Setup>,
+    ) -> Result<Self, VerbsError> {
         let counters: Vec<_> = ports.iter().map(|_| Arc::new(PortCounters::default())).collect();
         let handles = counters.iter().map(|c| c.clone() as CountersHandle).collect();
         // SplitMix64: four words that differ for seeds that differ in one bit.
@@ -39,7 +55,7 @@ impl ManualNic {
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             z ^ (z >> 31)
         });
-        let core = Core::manual(config, ports, handles, Seed(words))?;
+        let core = Core::manual(config, ports, handles, Seed(words), direct)?;
         let context = NicContext::new(&core)?;
         Ok(Self { core, context, counters })
     }

@@ -9,6 +9,7 @@
 //! faults = "drop=1%,seed=7"
 //! capture = "/tmp/rdma.pcapng"    # {pid} becomes the process's number
 //! personality = "connectx-5"      # look like another NIC
+//! path = "auto"                   # "wire": packets also between processes of this host
 //!
 //! [congestion]                    # see congestion.rs
 //! algorithm = "dcqcn"
@@ -57,6 +58,27 @@ pub struct DeviceOptions {
     pub congestion: Option<CongestionTable>,
 }
 
+/// Which way requests to QPs of the same host go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RequestPath {
+    /// One-sided ones are executed by the requester itself on the memory of its peer, where that is possible; the rest are packets.
+    Auto,
+    /// All are packets, as to another host.
+    #[default]
+    Wire,
+}
+
+impl RequestPath {
+    /// `auto` or `wire`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "auto" => Some(Self::Auto),
+            "wire" => Some(Self::Wire),
+            _ => None,
+        }
+    }
+}
+
 /// What the software provider is told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -88,6 +110,8 @@ pub struct Options {
     pub personality: Option<&'static Personality>,
     /// Congestion control. Default none.
     pub congestion: Congestion,
+    /// Which way requests to QPs of the same host go. Default `Wire`. Faults, a capture, a personality, and the lack of a worker are reasons for packets, too.
+    pub path: RequestPath,
     /// Whether a thread makes progress when nobody calls the library. Default true. False: the process is deaf while it
     /// does not poll.
     pub worker: bool,
@@ -108,6 +132,7 @@ impl Default for Options {
             capture: None,
             personality: None,
             congestion: Congestion::default(),
+            path: RequestPath::default(),
             worker: true,
         }
     }
@@ -129,6 +154,7 @@ struct File {
     capture: Option<PathBuf>,
     personality: Option<String>,
     congestion: Option<CongestionTable>,
+    path: Option<String>,
     worker: Option<bool>,
 }
 
@@ -138,7 +164,7 @@ fn wrong(message: String) -> VerbsError {
 
 impl Options {
     /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY`,
-    /// `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
+    /// `SCALEFABRIC_PATH`, `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
     pub fn from_environment() -> Result<Self, VerbsError> {
         let mut options = Self::default();
         if let Some(path) = std::env::var_os("SCALEFABRIC_CONFIG") {
@@ -166,7 +192,16 @@ impl Options {
         if let Ok(name) = std::env::var("SCALEFABRIC_PERSONALITY") {
             options.set_personality(&name, "SCALEFABRIC_PERSONALITY")?;
         }
+        if let Ok(name) = std::env::var("SCALEFABRIC_PATH") {
+            options.set_path(&name, "SCALEFABRIC_PATH")?;
+        }
         Ok(options)
+    }
+
+    fn set_path(&mut self, name: &str, origin: &str) -> Result<(), VerbsError> {
+        self.path = RequestPath::named(name)
+            .ok_or_else(|| wrong(format!("{origin} is {name:?}: it may be \"auto\" or \"wire\"")))?;
+        Ok(())
     }
 
     /// `none` or nothing: the software NIC itself.
@@ -230,6 +265,9 @@ impl Options {
         self.capture = file.capture.or(self.capture.take());
         if let Some(name) = &file.personality {
             self.set_personality(name, "personality")?;
+        }
+        if let Some(name) = &file.path {
+            self.set_path(name, "path")?;
         }
         if !(1..=256).contains(&self.source_ports) {
             return Err(wrong(format!("source_ports is {}: 1 to 256 are possible", self.source_ports)));
@@ -303,6 +341,7 @@ mod tests {
         assert!(message("[[device]]\nname = \"a b\"\n[[device.port]]\ninterface = \"lo\"").contains("a b"));
         assert!(message("source_ports = 0").contains("source_ports"));
         assert!(message("personality = \"cx9\"").contains("connectx-6"), "{}", message("personality = \"cx9\""));
+        assert!(message("path = \"shared\"").contains("\"wire\""), "{}", message("path = \"shared\""));
         assert!(message("\n\nshare = 1").contains("line 3"), "{}", message("\n\nshare = 1"));
     }
 

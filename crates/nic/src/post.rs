@@ -97,7 +97,7 @@ pub(crate) fn post_send(
     poster.ring_doorbell();
     drop(poster);
     if posted {
-        core.ring(qp.index());
+        core.ring(qp);
     }
     result
 }
@@ -306,7 +306,7 @@ pub(crate) fn bind_mw(
     poster.ring_doorbell();
     drop(poster);
     outcome?;
-    core.ring(qp.index());
+    core.ring(qp);
     Ok(())
 }
 
@@ -332,7 +332,7 @@ pub(crate) fn post_recv(core: &Core, qp: &QpShared, chain: &[RecvWr<'_>]) -> Res
     // The other half of the fence in `Nic::with_qp`: a receive needs no doorbell, unless the QP has failed meanwhile.
     fence(Ordering::SeqCst);
     if qp.state() == QpState::Err {
-        core.ring(qp.index());
+        core.ring(qp);
     }
     result
 }

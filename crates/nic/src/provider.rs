@@ -22,17 +22,19 @@ use crate::cm;
 use crate::config::{NicConfig, PortConfig};
 use crate::counters::{COUNTERS, CountersHandle, DROPS};
 use crate::discovery::{self, DevicePlan};
+use crate::engine::direct::Setup;
 use crate::engine::drive::{Core, Kick};
 use crate::faults::FaultSetup;
 use crate::netlink;
 use crate::objects::NicContext;
-use crate::options::Options;
+use crate::options::{Options, RequestPath};
 use crate::port::Port;
 use crate::port::capture::{Capture, CapturePort};
 use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
 use crate::process;
 use crate::share::membership::Membership;
+use crate::share::neighbourhood::NeighbourReport;
 use crate::share::segment::{PKEYS, Segment, SlotCounters, SlotState};
 use crate::survey::{self, DeviceSurvey};
 use crate::worker::{Drive, Source, Worker};
@@ -239,6 +241,8 @@ fn capture(path: &Path) -> Result<Arc<Capture>, VerbsError> {
 struct OpenDevice {
     core: Weak<Core>,
     membership: Arc<Membership>,
+    /// Why all requests are packets; `None`: those to this host are not.
+    packets_because: Option<String>,
     worker: OnceLock<Weak<Worker>>,
     faults: Vec<Arc<FaultCounters>>,
     device_faults: Option<FaultSetup>,
@@ -294,13 +298,19 @@ impl OpenDevice {
         let mut config = config(plan, options, &membership);
         config.congestion = options.congestion(&plan.info.name)?;
         config.transport.telemetry = config.congestion.has_telemetry();
-        let core = Core::new(config, ports, counters)?;
+        let direct = direct(options, &membership);
+        let packets_because = direct.as_ref().err().cloned();
+        let core = match direct {
+            Ok(setup) => Core::new_direct(config, ports, counters, setup)?,
+            Err(_) => Core::new(config, ports, counters)?,
+        };
         if let Some(setup) = &device_faults {
             core.install_faults(setup);
         }
         let device = Arc::new(Self {
             core: Arc::downgrade(&core),
             membership,
+            packets_because,
             worker: OnceLock::new(),
             faults,
             device_faults,
@@ -345,6 +355,27 @@ impl OpenDevice {
     }
 }
 
+/// What the same-host path needs, or why all requests are packets.
+fn direct(options: &Options, membership: &Membership) -> Result<Setup, String> {
+    let neighbours = membership.neighbourhood().ok_or("this process could not make a file to share with others")?;
+    if options.path == RequestPath::Wire {
+        return Err("path is \"wire\"".into());
+    }
+    if options.faults.is_some() {
+        return Err("faults happen to packets".into());
+    }
+    if options.capture.is_some() {
+        return Err("a capture shows packets".into());
+    }
+    if let Some(personality) = options.personality {
+        return Err(format!("the personality {:?} shapes what is on the wire", personality.name));
+    }
+    if !options.worker {
+        return Err("without a worker nobody would notice that another process is gone".into());
+    }
+    Ok(Setup { file: neighbours.file().clone(), neighbours: Some(neighbours.clone()) })
+}
+
 /// What the engine is told about the device.
 fn config(plan: &DevicePlan, options: &Options, membership: &Membership) -> NicConfig {
     let ports = plan.ports.iter().enumerate().map(|(index, port)| {
@@ -381,6 +412,15 @@ fn config(plan: &DevicePlan, options: &Options, membership: &Membership) -> NicC
         personality.apply(&mut config);
     }
     config
+}
+
+/// Which way requests to QPs of the same host go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SameHostReport {
+    /// Why all of them are packets; `None`: the requester executes one-sided ones itself.
+    pub packets_because: Option<String>,
+    /// The other processes of the device.
+    pub neighbours: Vec<NeighbourReport>,
 }
 
 /// An open software NIC.
@@ -425,6 +465,16 @@ impl SoftwareContext {
         self.core().home().check("device").ok()?;
         let index = self.index(port_num).ok()?;
         self.device.port_sockets(index).receive_buffer_bytes()
+    }
+
+    /// Which way requests to QPs of the same host go, and why.
+    pub fn same_host(&self) -> SameHostReport {
+        let membership = &self.device.membership;
+        let here = self.core().home().is_here();
+        SameHostReport {
+            packets_because: self.device.packets_because.clone(),
+            neighbours: membership.neighbourhood().filter(|_| here).map(|all| all.report()).unwrap_or_default(),
+        }
     }
 
     /// What went wrong and did not end anything: addresses that could not be opened, full tables.

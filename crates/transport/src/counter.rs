@@ -95,6 +95,7 @@ counted! {
         AtomicRequests "rx_atomic_requests" "Atomic requests received (mlx5).";
         Migrations "path_migrations" "Automatic path migrations.";
         LinkDowned "link_downed" "Times the port went down (rxe).";
+        DirectRequests "direct_requests" "Requests to QPs of the same host that the requester executed itself, without packets.";
         SolvedIpIds "solved_ip_ids" "Packets whose IPv4 ID had to be solved for, to check the ICRC.";
     }
 }

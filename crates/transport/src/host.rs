@@ -5,7 +5,7 @@
 
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, FlushLevel, FlushPlacement, Mtu, QKey, Qpn, RKey, SendFlags, Srqn, WcStatus,
+    AccessFlags, AddressVector, FlushLevel, FlushPlacement, Mtu, QKey, QpAttr, Qpn, RKey, SendFlags, Srqn, WcStatus,
     WorkCompletion,
 };
 use scalefabric_wire::Gid;
@@ -216,6 +216,20 @@ pub enum EmitError {
     Status(WcStatus),
 }
 
+/// What became of a request that the host was asked to execute by itself, on the memory of a peer that is on the same host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direct {
+    /// Nothing was done that packets cannot do again: they have to go. Whatever a responder would refuse is among it, so that it
+    /// is the responder who refuses it.
+    Wire,
+    /// So many bytes of the message are done; the rest follows.
+    Part(u32),
+    /// It is executed.
+    Done,
+    /// It is executed and cannot complete (the result could not be placed): the WQE ends with this status.
+    Failed(WcStatus),
+}
+
 /// A received packet that passed the checks that need no QP (ICRC, opcode, version, lengths against its own headers).
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
@@ -293,6 +307,13 @@ pub trait Host {
     ) -> Result<(), AccessFault>;
     /// Invalidates an rkey on a peer's wish (SEND with invalidate). `xrc_srqn`: as in [`RemoteAccess`].
     fn invalidate_remote(&mut self, rkey: RKey, xrc_srqn: Option<Srqn>) -> Result<(), AccessFault>;
+
+    /// Executes a one-sided request of an RC QP at once, without packets, from byte `done` of its message on. Asked only while
+    /// nothing else of the QP is under way, so what is executed comes after all before it and before all behind it. `psns`: how
+    /// many packets would have done it. By default packets go.
+    fn execute_directly(&mut self, _wqe: &SendWqe, _attr: &QpAttr, _done: u32, _psns: u32) -> Direct {
+        Direct::Wire
+    }
 
     /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError>;

@@ -30,8 +30,8 @@ pub use admission::{Admitted, Receiver};
 pub use context::{Context, Fatal};
 pub use counter::{Counter, DropReason};
 pub use host::{
-    AccessFault, AtomicOp, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess,
-    SendWqe, WqeOp,
+    AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe,
+    RemoteAccess, SendWqe, WqeOp,
 };
 pub use queue_pair::{Config, Next, QueuePair};
 pub use time::Time;

@@ -213,6 +213,24 @@ impl QueuePair {
         }
     }
 
+    /// Lets the host execute what is posted, at most `budget` requests, and sends nothing. False if something is left for
+    /// [`QueuePair::transmit`].
+    #[inline]
+    pub fn transmit_directly<H: Host>(&mut self, host: &mut H, mut budget: usize) -> bool {
+        match self.requester.transmit_directly(&self.ctx, host, &mut budget) {
+            Ok(all) => all,
+            Err(stop) => {
+                self.stop(host, stop);
+                true
+            }
+        }
+    }
+
+    /// PSNs that its own requests would have taken which the host executed without packets, since RESET.
+    pub fn executed_psns(&self) -> u32 {
+        self.requester.executed_psns
+    }
+
     /// Takes a packet that was addressed to this QP.
     pub fn receive<H: Host>(&mut self, host: &mut H, packet: &Incoming<'_>) {
         let Some(admitted) = admission::admit(&mut self.ctx, host, packet) else { return };

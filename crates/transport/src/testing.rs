@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, FlushLevel, FlushPlacement, Mtu, QKey, Qpn, RKey, SendFlags, Srqn, WcStatus,
+    AccessFlags, AddressVector, FlushLevel, FlushPlacement, Mtu, QKey, QpAttr, Qpn, RKey, SendFlags, Srqn, WcStatus,
     WorkCompletion,
 };
 use scalefabric_wire::packet::Headers;
@@ -23,8 +23,8 @@ use scalefabric_wire::{Gid, PKey};
 use crate::congestion::int::{self, Trailer};
 use crate::counter::{Counter, DropReason};
 use crate::host::{
-    AccessFault, AtomicOp, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess,
-    SendWqe, WqeOp,
+    AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe,
+    RemoteAccess, SendWqe, WqeOp,
 };
 use crate::time::Time;
 
@@ -132,6 +132,10 @@ pub struct TestHost {
     pub paths: [Option<AddressVector>; 2],
     /// Active MTU of both ports.
     pub mtu: Mtu,
+    /// What becomes of the next one-sided requests that the host is asked to execute itself; then packets go.
+    pub direct: VecDeque<Direct>,
+    /// For which WQE it was asked, and from which byte on.
+    pub asked: Vec<(u64, u32)>,
     /// Receives come from an SRQ (its `take_recv` is the same; `posted_recvs` tells nothing).
     pub has_srq: bool,
     /// How a BIND_MW ends.
@@ -179,6 +183,8 @@ impl TestHost {
             gids: [vec![gid(1)], vec![gid(2)]],
             paths: [None; 2],
             mtu: Mtu::Mtu1024,
+            direct: VecDeque::new(),
+            asked: Vec::new(),
             has_srq: false,
             bind_result: Ok(()),
             invalidated: Vec::new(),
@@ -478,6 +484,12 @@ impl Host for TestHost {
         self.regions.retain(|r| r.key != rkey.0);
         self.invalidated.push(rkey);
         Ok(())
+    }
+
+    fn execute_directly(&mut self, wqe: &SendWqe, _attr: &QpAttr, done: u32, _psns: u32) -> Direct {
+        let Some(outcome) = self.direct.pop_front() else { return Direct::Wire };
+        self.asked.push((wqe.wr_id, done));
+        outcome
     }
 
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {

@@ -108,6 +108,10 @@ fn describe(context: &dyn Context) -> Result<Value, Failure> {
     }
     let mut fields = device_fields(&attr);
     fields.insert("hca_id".to_owned(), json!(name));
+    let same_host = software::same_host(context);
+    if !same_host.is_empty() {
+        fields.insert("same_host".to_owned(), same_host.into());
+    }
     fields.insert("ports".to_owned(), ports.into());
     Ok(fields.into())
 }

@@ -51,6 +51,10 @@ pub struct Options {
     /// Write every packet to this pcapng file; {pid} becomes the process's number
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Which way requests to programs on this host go: `auto`, the requester executes one-sided ones itself where it can; `wire`, all
+    /// as packets (SCALEFABRIC_PATH)
+    #[arg(long, value_name = "PATH", value_parser = ["auto", "wire"])]
+    path: Option<String>,
     /// How the program gets our libibverbs
     #[arg(long, value_enum, default_value_t = Mode::Auto)]
     mode: Mode,
@@ -261,6 +265,9 @@ fn environment(
     }
     if let Some(name) = &options.personality {
         set.push(("SCALEFABRIC_PERSONALITY", name.into()));
+    }
+    if let Some(path) = &options.path {
+        set.push(("SCALEFABRIC_PATH", path.into()));
     }
     if let Some(name) = &options.device {
         set.push(("SCALEFABRIC_DEVICE", name.into()));

@@ -15,6 +15,7 @@ use scalefabric_verbs::{
     Srqn, VerbsError, WcStatus,
 };
 
+use super::direct::DirectRoute;
 use super::entry::{CqEntry, Late, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
 use super::{Engine, Nic, takes_multicast};
 use crate::completion::{Channel, Producer};
@@ -275,6 +276,7 @@ impl Nic {
                     cq_overrun: false,
                     ecn_capable: false,
                     congestion_named: false,
+                    direct: DirectRoute::Unknown,
                 },
                 touched: false,
                 wake_at: None,
@@ -295,7 +297,10 @@ impl Nic {
 
     pub(crate) fn query_qp(&self, qp: u16) -> Result<QpAttr, VerbsError> {
         let entry = self.qps.get(usize::from(qp)).ok_or_else(|| gone("queue pair"))?;
-        Ok(QpAttr { cap: entry.side.shared.cap, ..entry.transport.query() })
+        let attr = entry.transport.query();
+        // What its peer has executed by itself counts as received.
+        let rq_psn = attr.rq_psn.add(self.executed_psns(qp));
+        Ok(QpAttr { cap: entry.side.shared.cap, rq_psn, ..attr })
     }
 
     pub(crate) fn losses(&self, qp: u16) -> Option<u64> {
@@ -332,6 +337,7 @@ impl Nic {
             self.reset_qp(qp, memory);
         } else {
             self.route_qp(qp, ports);
+            self.renew_gate(qp);
             // RTS, or back from SQD or SQE: what was posted meanwhile goes on now.
             self.run.push(qp);
         }
@@ -399,6 +405,7 @@ impl Nic {
     fn reset_qp(&mut self, qp: u16, memory: &Access<'_>) {
         self.run.remove(qp);
         self.timers.remove(qp);
+        self.reset_gate(qp);
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return };
         entry.wake_at = None;
         let side = &mut entry.side;

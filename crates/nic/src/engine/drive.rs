@@ -10,6 +10,8 @@ use scalefabric_transport::Time;
 use scalefabric_verbs::VerbsError;
 use scalefabric_verbs::event::EventType;
 
+use super::direct::Setup;
+use super::entry::QpShared;
 use super::gate::Gate;
 use super::gsi::GsiSink;
 use super::{Engine, Turn};
@@ -129,7 +131,17 @@ impl Core {
         ports: Vec<Box<dyn Port>>,
         counters: Vec<CountersHandle>,
     ) -> Result<Arc<Self>, VerbsError> {
-        Self::build(config, ports, counters, Seed::from_os()?, Clock::Real)
+        Self::build(config, ports, counters, Seed::from_os()?, Clock::Real, None)
+    }
+
+    /// The same, whose requests to QPs of the same host go without packets.
+    pub fn new_direct(
+        config: NicConfig,
+        ports: Vec<Box<dyn Port>>,
+        counters: Vec<CountersHandle>,
+        direct: Setup,
+    ) -> Result<Arc<Self>, VerbsError> {
+        Self::build(config, ports, counters, Seed::from_os()?, Clock::Real, Some(direct))
     }
 
     /// A NIC that only [`Core::turn_at`] drives, in a time of its own.
@@ -138,8 +150,9 @@ impl Core {
         ports: Vec<Box<dyn Port>>,
         counters: Vec<CountersHandle>,
         seed: Seed,
+        direct: Option<Setup>,
     ) -> Result<Arc<Self>, VerbsError> {
-        Self::build(config, ports, counters, seed, Clock::Manual(AtomicU64::new(0)))
+        Self::build(config, ports, counters, seed, Clock::Manual(AtomicU64::new(0)), direct)
     }
 
     fn build(
@@ -148,6 +161,7 @@ impl Core {
         counters: Vec<CountersHandle>,
         seed: Seed,
         clock: Clock,
+        direct: Option<Setup>,
     ) -> Result<Arc<Self>, VerbsError> {
         if ports.is_empty() || ports.len() != config.ports.len() || counters.len() != ports.len() || ports.len() > 254 {
             return Err(VerbsError::invalid(format!(
@@ -163,8 +177,17 @@ impl Core {
         config.attr.phys_port_cnt = ports.len() as u8;
         let entries = config.attr.max_mr.saturating_add(config.attr.max_mw).clamp(1, 1 << 20);
         let registry = Registry::new(&config.attr);
-        let (memory, accessor) = MemoryTable::new(seed, entries);
-        let engine = Engine::new(&config, accessor, counters.clone());
+        let (memory, accessor) = match &direct {
+            Some(setup) => MemoryTable::in_file(seed, entries, setup.file.clone()),
+            None => MemoryTable::new(seed, entries),
+        };
+        let mut engine = Engine::new(&config, accessor, counters.clone());
+        if let Some(setup) = direct {
+            if let Some(neighbours) = &setup.neighbours {
+                memory.set_accessors(neighbours.clone());
+            }
+            engine.set_direct(setup);
+        }
         Ok(Arc::new_cyclic(|own| Self {
             home: Home::here(),
             gate: Own::new(Gate::new(State { engine, ports }, 65_536)),
@@ -286,6 +309,11 @@ impl Core {
         Ok(())
     }
 
+    /// Members of these slots are gone.
+    pub(crate) fn forget_neighbours(&self, slots: &[u8]) {
+        self.lock().engine.nic().forget_neighbours(slots);
+    }
+
     /// `set_pkey` of a port: raises PKEY_CHANGE if it changed.
     pub fn set_pkey(&self, port_num: u8, index: u16, pkey: scalefabric_verbs::PKey) -> Result<(), VerbsError> {
         self.change_port(port_num, &PortChange::SetPKey { index, pkey })
@@ -320,9 +348,35 @@ impl Core {
 
     /// A posting thread's doorbell: tells the engine, and turns it if nobody else does.
     #[inline]
-    pub(crate) fn ring(&self, index: u16) {
-        self.gate.bells().ring(index);
+    pub(crate) fn ring(&self, qp: &QpShared) {
+        if qp.is_direct() && self.post_directly(qp.index()) {
+            return;
+        }
+        self.gate.bells().ring(qp.index());
         self.serve();
+    }
+
+    /// A poster's short turn: what was posted is executed on the memory of a peer on this host. False if the bell must ring.
+    #[inline]
+    fn post_directly(&self, index: u16) -> bool {
+        if !matches!(self.clock, Clock::Real) {
+            return false;
+        }
+        let Some(mut guard) = self.gate.try_enter() else { return false };
+        let now = self.now();
+        memory_guard::ensure(now.0);
+        let done = guard.engine.turn_directly(index, now);
+        if guard.engine.has_wakes() {
+            let outlook = guard.engine.outlook(now);
+            self.release(guard, now, Some(outlook));
+        } else {
+            drop(guard);
+        }
+        if done {
+            // Somebody may have rung while this thread was inside.
+            self.serve();
+        }
+        done
     }
 
     /// The lock, for a verb; an error in a forked child, where whoever held it may be gone.

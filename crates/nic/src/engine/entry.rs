@@ -2,7 +2,7 @@
 //! that posting threads reach without the engine's lock are behind an `Arc` and say so.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use scalefabric_transport::{self as transport, RecvWqe, Time};
 use scalefabric_verbs::{AddressVector, QpCap, QpState, QpType, Qpn, Srqn};
@@ -10,6 +10,7 @@ use scalefabric_wire::icrc::Flow;
 
 use crate::completion::{Channel, Producer};
 use crate::egress::Way;
+use crate::engine::direct::DirectRoute;
 use crate::events::Events;
 use crate::memory::PdId;
 use crate::ring::{RecvRing, SendRing, SharedRecvRing};
@@ -31,6 +32,8 @@ pub struct QpShared {
     pub recv: Option<RecvRing>,
     /// The state as the engine last left it. Stale by one turn at most; what a stale value can do is said where it is read.
     state: AtomicU8,
+    /// The way to its peer's memory is known: a poster may try the short turn. Stale values cost a look.
+    direct: AtomicBool,
 }
 
 impl QpShared {
@@ -43,7 +46,16 @@ impl QpShared {
         send: Option<SendRing>,
         recv: Option<RecvRing>,
     ) -> Self {
-        Self { qpn, qp_type, cap, sq_sig_all, send, recv, state: AtomicU8::new(QpState::Reset as u8) }
+        Self {
+            qpn,
+            qp_type,
+            cap,
+            sq_sig_all,
+            send,
+            recv,
+            state: AtomicU8::new(QpState::Reset as u8),
+            direct: AtomicBool::new(false),
+        }
     }
 
     /// The state as the engine last left it.
@@ -54,6 +66,16 @@ impl QpShared {
 
     pub(crate) fn set_state(&self, state: QpState) {
         self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Whether the way to its peer's memory is known.
+    #[inline]
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_direct(&self, direct: bool) {
+        self.direct.store(direct, Ordering::Relaxed);
     }
 
     /// Index of the QP in its process: the lower 16 bits of its number.
@@ -149,6 +171,8 @@ pub struct QpSide {
     pub ecn_capable: bool,
     /// Its owner has named its congestion control, and the configuration is not asked.
     pub congestion_named: bool,
+    /// Where its requests go.
+    pub direct: DirectRoute,
 }
 
 /// A QP without that CQ.

@@ -62,18 +62,80 @@ impl Drop for Access<'_> {
 }
 
 /// Where bytes lie in this process. Valid until the end of the turn.
-type Host = *mut u8;
+pub(super) type Host = *mut u8;
 
-fn host_address(entry: &Entry, offset: u64) -> Host {
+pub(super) fn host_address(entry: &Entry, offset: u64) -> Host {
     let host = entry.host.load(Ordering::Relaxed);
     std::ptr::with_exposed_provenance_mut(host.wrapping_add(offset) as usize)
 }
 
 /// The offset of a range in an entry, if the range lies inside.
-fn offset_inside(entry: &Entry, addr: u64, length: u64) -> Option<u64> {
+pub(super) fn offset_inside(entry: &Entry, addr: u64, length: u64) -> Option<u64> {
     let offset = addr.wrapping_sub(entry.base.load(Ordering::Relaxed));
     let size = entry.length.load(Ordering::Relaxed);
     (offset <= size && length <= size - offset).then_some(offset)
+}
+
+/// Does an atomic. A host address that is not aligned (zero-based) is still one locked access.
+///
+/// # Safety
+/// The table grants writing 8 bytes at `at`, now.
+pub(super) unsafe fn perform(at: *mut u64, op: AtomicOp) -> Result<u64, Gone> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match op {
+            AtomicOp::CompareSwap { compare, swap } => copy::compare_swap(at, compare, swap),
+            AtomicOp::FetchAdd { add } => copy::fetch_add(at, add),
+            AtomicOp::Write { value } => copy::store_u64(at, value).map(|()| 0),
+        }
+    }
+}
+
+/// A memory table, this process's or another's.
+pub(super) trait Lookup {
+    /// The entry that a key names now.
+    fn find(&self, key: u32) -> Option<&Entry>;
+    /// The entry of a slot that was handed out.
+    fn at(&self, slot: u32) -> Option<&Entry>;
+}
+
+impl Lookup for MemoryTable {
+    #[inline]
+    fn find(&self, key: u32) -> Option<&Entry> {
+        MemoryTable::find(self, key)
+    }
+    #[inline]
+    fn at(&self, slot: u32) -> Option<&Entry> {
+        Some(self.entry(slot))
+    }
+}
+
+/// The entry that a peer's key opens for it, with the right: key, PD, QP of a window, rights, in this order
+/// (clause 9.7.4.1.4 and 10.6.7).
+#[inline]
+pub(super) fn opened<L: Lookup>(table: &L, peer: Peer, rkey: RKey, right: AccessFlags) -> Result<&Entry, AccessFault> {
+    let entry = table.find(rkey.0).ok_or(AccessFault::BadKey)?;
+    let kind = entry.kind.load(Ordering::Relaxed);
+    if kind == kind::TYPE1_FREE || kind == kind::TYPE2_FREE {
+        return Err(AccessFault::BadKey);
+    }
+    if entry.pd() != peer.pd {
+        return Err(AccessFault::WrongPd);
+    }
+    if kind != kind::REGION {
+        if kind == kind::TYPE2_BOUND && entry.qpn.load(Ordering::Relaxed) != peer.qpn.get() {
+            return Err(AccessFault::WrongQp);
+        }
+        // A region that was dropped, bound windows or not, has taken its key along.
+        let region = table.at(entry.link.load(Ordering::Relaxed)).ok_or(AccessFault::BadKey)?;
+        if region.key.load(Ordering::Acquire) != entry.region_key.load(Ordering::Relaxed) {
+            return Err(AccessFault::BadKey);
+        }
+    }
+    if !entry.access().contains(right) {
+        return Err(AccessFault::NoRight);
+    }
+    Ok(entry)
 }
 
 impl Access<'_> {
@@ -103,7 +165,7 @@ impl Access<'_> {
 
     /// Runs `copy` on each piece of the SGL that covers `length` bytes from `offset`: its address, and its place in
     /// those bytes.
-    fn pieces(
+    pub(super) fn pieces(
         &self,
         pd: PdId,
         sges: impl Iterator<Item = Sge>,
@@ -156,32 +218,9 @@ impl Access<'_> {
         self.pieces(pd, sges, offset, data.len(), true, |at, range| unsafe { copy::copy_in(at, &data[range]) })
     }
 
-    /// The entry that a peer's key opens for it, with the right: key, PD, QP of a window, rights, in this order
-    /// (clause 9.7.4.1.4 and 10.6.7).
     #[inline]
     fn remote_entry(&self, peer: Peer, rkey: RKey, right: AccessFlags) -> Result<&Entry, AccessFault> {
-        let entry = self.table.find(rkey.0).ok_or(AccessFault::BadKey)?;
-        let kind = entry.kind.load(Ordering::Relaxed);
-        if kind == kind::TYPE1_FREE || kind == kind::TYPE2_FREE {
-            return Err(AccessFault::BadKey);
-        }
-        if entry.pd() != peer.pd {
-            return Err(AccessFault::WrongPd);
-        }
-        if kind != kind::REGION {
-            if kind == kind::TYPE2_BOUND && entry.qpn.load(Ordering::Relaxed) != peer.qpn.get() {
-                return Err(AccessFault::WrongQp);
-            }
-            // A region that was dropped, bound windows or not, has taken its key along.
-            let region = self.table.entry(entry.link.load(Ordering::Relaxed));
-            if region.key.load(Ordering::Acquire) != entry.region_key.load(Ordering::Relaxed) {
-                return Err(AccessFault::BadKey);
-            }
-        }
-        if !entry.access().contains(right) {
-            return Err(AccessFault::NoRight);
-        }
-        Ok(entry)
+        opened(self.table, peer, rkey, right)
     }
 
     /// The address of a peer's range, all checks passed.
@@ -222,14 +261,8 @@ impl Access<'_> {
     /// `Write`). Values are in host order. `access.length` is not looked at: it is 8.
     pub fn atomic_remote(&self, peer: Peer, access: &RemoteAccess, op: AtomicOp) -> Result<u64, AccessFault> {
         let at: *mut u64 = self.remote(peer, access, 8)?.cast();
-        // SAFETY: as in `write_remote`. A host address that is not aligned (zero-based) is still one locked access.
-        let old = unsafe {
-            match op {
-                AtomicOp::CompareSwap { compare, swap } => copy::compare_swap(at, compare, swap),
-                AtomicOp::FetchAdd { add } => copy::fetch_add(at, add),
-                AtomicOp::Write { value } => copy::store_u64(at, value).map(|()| 0),
-            }
-        };
+        // SAFETY: as in `write_remote`.
+        let old = unsafe { perform(at, op) };
         old.map_err(|Gone| AccessFault::Gone)
     }
 

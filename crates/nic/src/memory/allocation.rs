@@ -1,20 +1,22 @@
 //! Memory that the NIC itself allocates for `alloc_mr`: zeroed pages of a memfd, so that a neighbour process on this host
 //! can map them (D3).
 //!
-//! Pieces below 32 MiB share memfds of 64 MiB, since descriptors are scarce and 100,000 regions are not rare; larger ones
-//! have their own. Pages come when they are touched; a freed piece is punched out of its file, which frees its pages and
-//! makes it read as zeros again.
+//! It lies in the process's one file ([`super::file`]), or in memfds where there is none or no room in it. Pieces below 32 MiB share
+//! arenas of 64 MiB, since mappings and descriptors are scarce and 100,000 regions are not rare; larger ones have their own.
+//! Pages come when they are touched; a freed piece is punched out of its file, which frees its pages and makes it read as
+//! zeros again.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use scalefabric_verbs::{Errno, VerbsError};
 
 use super::copy::{self, Gone};
+use super::file::OwnFile;
 use super::guard;
+use super::ranges::Ranges;
 use crate::process::{Descriptor, Home};
 use crate::ring::atomic::{Mutex, lock};
 
@@ -27,16 +29,26 @@ const OWN_FILE: usize = 32 << 20;
 #[derive(Debug, Default)]
 pub struct Allocator {
     shared: Mutex<Vec<Arc<Arena>>>,
+    /// The process's file, if others shall be able to reach what is allocated.
+    file: Option<Arc<OwnFile>>,
 }
 
-/// One memfd, mapped whole.
+/// What an arena's pages are.
+#[derive(Debug)]
+enum Backing {
+    /// A part of the process's file, from that byte of its heap on.
+    File(Arc<OwnFile>, usize),
+    /// A memfd of its own.
+    Memfd(Descriptor),
+}
+
+/// Memory that is mapped whole.
 #[derive(Debug)]
 struct Arena {
-    fd: Descriptor,
+    backing: Backing,
     base: *mut u8,
     size: usize,
-    /// Free pieces: offset to length. Neighbours are always joined.
-    free: Mutex<BTreeMap<usize, usize>>,
+    free: Mutex<Ranges>,
 }
 
 // SAFETY: `base` is only an address; whoever copies there goes through the table.
@@ -45,7 +57,16 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    fn new(size: usize) -> Result<Self, VerbsError> {
+    fn new(size: usize, file: Option<&Arc<OwnFile>>) -> Result<Self, VerbsError> {
+        let mapped = file.and_then(|file| file.map(size).map(|(offset, base)| (file.clone(), offset, base)));
+        let (backing, base) = match mapped {
+            Some((file, offset, base)) => (Backing::File(file, offset), base),
+            None => Self::memfd(size)?,
+        };
+        Ok(Self { backing, base, size, free: Mutex::new(Ranges::new(size)) })
+    }
+
+    fn memfd(size: usize) -> Result<(Backing, *mut u8), VerbsError> {
         let refuse = |what: &str| {
             let error = io::Error::last_os_error();
             VerbsError::environment(
@@ -66,53 +87,42 @@ impl Arena {
         if base == libc::MAP_FAILED {
             return Err(refuse("mmap"));
         }
-        Ok(Self { fd, base: base.cast(), size, free: Mutex::new(BTreeMap::from([(0, size)])) })
+        Ok((Backing::Memfd(fd), base.cast()))
     }
 
     /// First fit.
     fn take(&self, length: usize) -> Option<usize> {
-        let mut free = lock(&self.free);
-        let (&offset, &size) = free.iter().find(|&(_, &size)| size >= length)?;
-        free.remove(&offset);
-        if size > length {
-            free.insert(offset + length, size - length);
-        }
-        Some(offset)
+        lock(&self.free).take(length)
     }
 
     /// Zeroes a piece and takes it back. False if it could not be zeroed: it is lost then.
     fn give_back(&self, offset: usize, length: usize) -> bool {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: no pointers are passed. Nobody uses these pages any more.
-        let punched =
-            unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset as libc::off_t, length as libc::off_t) == 0 };
-        if !punched {
-            return false;
+        let punched = match &self.backing {
+            Backing::File(file, start) => file.punch(start + offset, length),
+            Backing::Memfd(fd) => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                // SAFETY: no pointers are passed. Nobody uses these pages any more.
+                unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset as libc::off_t, length as libc::off_t) == 0 }
+            }
+        };
+        if punched {
+            lock(&self.free).give_back(offset, length);
         }
-        let mut free = lock(&self.free);
-        let (mut start, mut end) = (offset, offset + length);
-        if let Some((&before, &size)) = free.range(..offset).next_back()
-            && before + size == offset
-        {
-            free.remove(&before);
-            start = before;
-        }
-        if let Some(size) = free.remove(&end) {
-            end += size;
-        }
-        free.insert(start, end - start);
-        true
+        punched
     }
 
     fn is_unused(&self) -> bool {
-        lock(&self.free).get(&0) == Some(&self.size)
+        lock(&self.free).is_whole()
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; the last piece of it is gone.
-        unsafe { libc::munmap(self.base.cast(), self.size) };
+        match &self.backing {
+            Backing::File(file, offset) => file.unmap(*offset, self.size),
+            // SAFETY: our own mapping; the last piece of it is gone.
+            Backing::Memfd(_) => _ = unsafe { libc::munmap(self.base.cast(), self.size) },
+        }
     }
 }
 
@@ -120,6 +130,11 @@ impl Allocator {
     /// An empty one.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// An empty one whose memory lies in the process's file.
+    pub fn in_file(file: Arc<OwnFile>) -> Arc<Self> {
+        Arc::new(Self { shared: Mutex::default(), file: Some(file) })
     }
 
     /// `length` bytes, zeroed; at least one page, so that the address is real. `ENOMEM` with the reason.
@@ -138,7 +153,7 @@ impl Allocator {
             length,
         };
         if size >= OWN_FILE {
-            let arena = Arena::new(size)?;
+            let arena = Arena::new(size, self.file.as_ref())?;
             arena.take(size);
             return Ok(piece(Arc::new(arena), 0));
         }
@@ -149,7 +164,7 @@ impl Allocator {
                 return Ok(piece(arena.clone(), offset));
             }
         }
-        let arena = Arc::new(Arena::new(ARENA)?);
+        let arena = Arc::new(Arena::new(ARENA, self.file.as_ref())?);
         let offset = arena.take(size).unwrap_or(0);
         shared.push(arena.clone());
         Ok(piece(arena, offset))
@@ -200,12 +215,6 @@ impl Allocation {
             )));
         }
         Ok(self.addr().wrapping_add(offset))
-    }
-
-    /// How a neighbour process maps it: the memfd, and the offset of the first byte there.
-    pub fn shareable(&self) -> (BorrowedFd<'_>, u64) {
-        use std::os::fd::AsFd;
-        (self.arena.fd.as_fd(), self.offset as u64)
     }
 }
 
@@ -289,7 +298,6 @@ mod tests {
         let allocator = Allocator::new();
         let piece = allocator.allocate(OWN_FILE + 1).expect("memory");
         assert_eq!(first_byte(&piece), 0);
-        assert_eq!(piece.shareable().1, 0);
         assert!(lock(&allocator.shared).is_empty());
         assert_eq!(allocator.allocate(usize::MAX).expect_err("too much").errno, Errno::EINVAL);
     }

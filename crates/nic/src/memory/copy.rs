@@ -48,6 +48,17 @@ pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gon
     whole(unsafe { routines::copy_out(out.as_mut_ptr(), from, out.len()) })
 }
 
+/// Copies between two ranges of registered memory, the order and the whole words being those of `to`. On a fault at either side, a part
+/// may have been written.
+///
+/// # Safety
+/// The table grants writing `length` bytes at `to`, and reading as many at `from`, now. No Rust reference reaches those at `to`.
+#[inline]
+pub(super) unsafe fn copy_between(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
+    // SAFETY: as the caller says; faults are caught.
+    whole(unsafe { routines::copy_in(to, from, length) })
+}
+
 /// Reads 8 bytes in one piece, with acquire ordering.
 ///
 /// # Safety

@@ -12,11 +12,15 @@ mod access;
 mod advise;
 mod allocation;
 mod copy;
+mod file;
 pub mod guard;
 mod key;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod neighbour;
+mod other;
 mod probe;
+mod ranges;
 mod region;
 mod table;
 #[cfg(all(test, not(loom)))]
@@ -26,7 +30,10 @@ mod window;
 pub use access::{Access, Accessor, Peer};
 pub use allocation::{Allocation, Allocator};
 pub use copy::{Gone, gather_raw};
+pub use file::OwnFile;
 pub(crate) use guard::ensure_here;
+pub use neighbour::{Grant, Neighbour, Source};
+pub use other::Other;
 pub use region::{Region, Registration};
-pub use table::{MemoryTable, PdId, Seed};
+pub use table::{Accessors, MemoryTable, PdId, Seed};
 pub use window::{Bind, Window};

@@ -233,7 +233,8 @@ impl Region {
         self.check_windows(entry)?;
         self.table.revoke(self.slot);
         drop(control);
-        self.table.quiesce(entry);
+        // What is not ours to keep cannot be kept from one who is stopped in the middle (docs/decisions/same-host.md).
+        let _ = self.table.quiesce(self.slot);
         control = self.table.control();
         self.table.move_pd(&mut control, Some(now.pd), Some(next.pd));
         let addr = std::ptr::with_exposed_provenance_mut(next.addr);
@@ -278,7 +279,12 @@ impl Region {
         self.key.store(0, Ordering::Release);
         self.table.revoke(self.slot);
         drop(control);
-        self.table.quiesce(entry);
+        if !self.table.quiesce(self.slot)
+            && let Some(allocation) = &self.allocation
+        {
+            // Another process is stopped in the middle of a copy, which it will end one day: nobody else gets this memory.
+            std::mem::forget(allocation.clone());
+        }
         self.table.free_slot(self.slot);
         Ok(())
     }

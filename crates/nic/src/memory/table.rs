@@ -9,8 +9,9 @@
 //! change, or the slot be used again. So fields behind a key that matched stay true until the turn ends. The engine
 //! itself (bind, invalidate) changes entries of windows at once: it is the only reader in a turn.
 //!
-//! `generation` counts the lives and changes of an entry. A neighbour process that comes to touch memory itself (D3) will publish key and
-//! generation as its hazard, and [`MemoryTable::quiesce`] is where revocation will wait for it, too.
+//! Other processes of the device that touch memory themselves (D3) are readers, too: the entries lie in the process's file, and
+//! whoever revokes waits for their hazards ([`Accessors`]) at the same place. What the engine changes in a window's entry they must not
+//! see half done, so it goes without a key meanwhile.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -19,6 +20,7 @@ use scalefabric_verbs::{AccessFlags, Errno, MwType, Qpn, VerbsError};
 
 use super::access::Accessor;
 use super::allocation::{Allocation, Allocator};
+use super::file::OwnFile;
 use super::key::{KeySpace, MAX_SLOTS};
 use super::region::{Region, Registration};
 use super::window::Window;
@@ -142,12 +144,23 @@ pub(super) struct Control {
     pub bound_type2: u32,
 }
 
+/// Other processes that touch this one's memory by themselves.
+pub trait Accessors: Send + Sync + std::fmt::Debug {
+    /// Waits until none of them is still inside an access that began before the call and that `concerns` the caller, who has taken away
+    /// what it wants to be rid of. It is asked about places in the memory table. False if one of them is stopped in the
+    /// middle, so that waiting has no end: it may touch the memory once more when it goes on.
+    fn wait_entry(&self, concerns: &dyn Fn(u32) -> bool) -> bool;
+}
+
 /// All regions and windows of one device in this process.
 pub struct MemoryTable {
     /// A forked child leaves its entries alone.
     pub(super) home: Home,
     keys: KeySpace,
     max_entries: u32,
+    /// The first entries lie there, where other processes see them.
+    file: Option<Arc<OwnFile>>,
+    accessors: OnceLock<Arc<dyn Accessors>>,
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
     control: Mutex<Control>,
     allocator: Arc<Allocator>,
@@ -167,6 +180,16 @@ impl std::fmt::Debug for MemoryTable {
 impl MemoryTable {
     /// An empty table for at most `max_entries` regions and windows (1 to 2^20), and the engine's way in.
     pub fn new(seed: Seed, max_entries: u32) -> (Arc<Self>, Accessor) {
+        Self::build(seed, max_entries, None)
+    }
+
+    /// The same in a file that other processes of the device map.
+    pub fn in_file(seed: Seed, max_entries: u32, file: Arc<OwnFile>) -> (Arc<Self>, Accessor) {
+        file.set_keys(seed.0);
+        Self::build(seed, max_entries, Some(file))
+    }
+
+    fn build(seed: Seed, max_entries: u32, file: Option<Arc<OwnFile>>) -> (Arc<Self>, Accessor) {
         let max_entries = max_entries.clamp(1, 1 << 20);
         // Two slots in 2^24 have no keys; some slack makes up for them.
         let chunks = (0..(max_entries + 2).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
@@ -177,7 +200,9 @@ impl MemoryTable {
             max_entries,
             chunks,
             control: Mutex::new(control),
-            allocator: Allocator::new(),
+            allocator: file.as_ref().map_or_else(Allocator::new, |file| Allocator::in_file(file.clone())),
+            file,
+            accessors: OnceLock::new(),
             turns: AtomicU64::new(0),
             turning: AtomicU64::new(0),
         });
@@ -357,9 +382,22 @@ impl MemoryTable {
         lock(&self.control)
     }
 
+    /// From now on revocations wait for these, too. Only the first call counts.
+    pub fn set_accessors(&self, accessors: Arc<dyn Accessors>) {
+        let _ = self.accessors.set(accessors);
+    }
+
     /// The entry of a slot that was handed out.
     pub(super) fn entry(&self, slot: u32) -> &Entry {
-        &self.chunk(slot)[(slot % CHUNK) as usize]
+        match self.shared(slot) {
+            Some(entry) => entry,
+            None => &self.chunk(slot)[(slot % CHUNK) as usize],
+        }
+    }
+
+    #[inline]
+    fn shared(&self, slot: u32) -> Option<&Entry> {
+        self.file.as_ref()?.entry(slot)
     }
 
     fn chunk(&self, slot: u32) -> &[Entry] {
@@ -370,6 +408,9 @@ impl MemoryTable {
     #[inline]
     pub(super) fn candidate(&self, key: u32) -> Option<&Entry> {
         let slot = self.keys.slot(key);
+        if let Some(entry) = self.shared(slot) {
+            return Some(entry);
+        }
         let chunk = self.chunks.get((slot / CHUNK) as usize)?.get()?;
         chunk.get((slot % CHUNK) as usize)
     }
@@ -404,7 +445,9 @@ impl MemoryTable {
             control.fresh - 1
         });
         *control.of_pd.entry(pd).or_default() += 1;
-        self.chunk(slot);
+        if self.shared(slot).is_none() {
+            self.chunk(slot);
+        }
         Ok(slot)
     }
 
@@ -473,9 +516,12 @@ impl MemoryTable {
         }
     }
 
-    /// Waits until nobody can still be using what was just revoked: not the engine in the turn it is in, not an
-    /// application thread inside a copy. A turn is short and never waits, so this is microseconds.
-    pub(super) fn quiesce(&self, entry: &Entry) {
+    /// Waits until nobody can still be using what was just revoked: not the engine in the turn it is in, not an application thread
+    /// inside a copy, not another process. A turn is short and never waits, so this is microseconds. False if another process
+    /// is stopped in the middle of an access.
+    #[must_use]
+    pub(super) fn quiesce(&self, slot: u32) -> bool {
+        let entry = self.entry(slot);
         // Pairs with the fence in `Accessor::enter`: either that turn sees the revocation, or we see the turn.
         fence(Ordering::SeqCst);
         let turn = self.turns.load(Ordering::Acquire);
@@ -488,6 +534,17 @@ impl MemoryTable {
             rounds += 1;
             wait(rounds);
         }
+        self.quiesce_others(slot)
+    }
+
+    /// Waits for other processes that may use an entry: through its own key, or through that of a window that lies in it.
+    pub(super) fn quiesce_others(&self, slot: u32) -> bool {
+        let Some(accessors) = self.accessors.get() else { return true };
+        // Pairs with the fence of `Hazard::publish`.
+        fence(Ordering::SeqCst);
+        accessors.wait_entry(&|entry| {
+            entry == slot || self.shared(entry).is_some_and(|e| e.kind.load(Ordering::Relaxed) != kind::REGION)
+        })
     }
 }
 

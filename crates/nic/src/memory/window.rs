@@ -72,7 +72,8 @@ impl Window {
         self.table.unbind(&mut control, entry);
         self.table.revoke(self.slot);
         drop(control);
-        self.table.quiesce(entry);
+        // One who is stopped in the middle reaches the region, whose own end waits again.
+        let _ = self.table.quiesce(self.slot);
         self.table.free_slot(self.slot);
         Ok(())
     }
@@ -130,8 +131,11 @@ pub(super) fn bind(access: &Access<'_>, peer: Peer, bind: &Bind) -> Result<(), W
         (0, MwType::Type2) => return Err(WcStatus::MwBindErr),
         _ => Some(bindable(table, peer, bind)?),
     };
+    // Other processes read the entry, too: it has no key while it changes.
+    let slot = table.slot_of(bind.rkey.0);
+    window.key.store(0, Ordering::Release);
     table.unbind(&mut control, window);
-    window.key.store(bind.rkey.0, Ordering::Release);
+    let _ = table.quiesce_others(slot);
     if let Some((region, host)) = target {
         let zero_based = bind.access.contains(AccessFlags::ZERO_BASED);
         window.base.store(if zero_based { 0 } else { bind.addr }, Ordering::Relaxed);
@@ -146,6 +150,7 @@ pub(super) fn bind(access: &Access<'_>, peer: Peer, bind: &Bind) -> Result<(), W
         region.link.fetch_add(1, Ordering::Relaxed);
         control.bound_type2 += u32::from(bound_kind == kind::TYPE2_BOUND);
     }
+    window.key.store(bind.rkey.0, Ordering::Release);
     Ok(())
 }
 
@@ -186,6 +191,7 @@ pub(super) fn invalidate(access: &Access<'_>, peer: Peer, rkey: RKey) -> Result<
         kind::TYPE2_BOUND if entry.qpn.load(Ordering::Relaxed) != peer.qpn.get() => Err(AccessFault::WrongQp),
         kind::TYPE2_BOUND => {
             table.unbind(&mut control, entry);
+            let _ = table.quiesce_others(table.slot_of(rkey.0));
             Ok(())
         }
         // A free window has nothing that could be invalidated: its key is as bad as a stale one.

@@ -25,6 +25,11 @@ pub(crate) enum Kind {
     MailIn = 2,
     /// The end that others write.
     MailOut = 3,
+    /// A member's file: its gates, its memory table, the memory that it allocates. Its address is that of no interface; in
+    /// the place of the interface's number stands which of the slot's members it is.
+    File = 4,
+    /// The end of a socket pair whose other end only the member has. Named like its file.
+    Life = 5,
 }
 
 /// The name of a descriptor of the device.
@@ -34,7 +39,7 @@ pub(crate) struct Key {
     /// Port of the device, from 0.
     pub(crate) port: u8,
     pub(crate) slot: u8,
-    /// The address of a receive socket; of a mailbox unspecified.
+    /// The address of a receive socket; of others unspecified.
     pub(crate) local: LocalAddress,
 }
 
@@ -56,6 +61,8 @@ impl Key {
             1 => Kind::Receive,
             2 => Kind::MailIn,
             3 => Kind::MailOut,
+            4 => Kind::File,
+            5 => Kind::Life,
             _ => return None,
         };
         let ip = Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(8..24)?).ok()?);

@@ -24,10 +24,12 @@ use scalefabric_verbs::{Errno, Gid, PKey, PortState, VerbsError};
 use super::connections::Orphan;
 use super::holder;
 use super::link::{self, Key, Kind, Link, Message, Received};
+use super::neighbourhood::Neighbourhood;
 use super::segment::{PKEYS, PortTables, SLOTS, Segment, SlotState, VERSION};
 use crate::clock;
 use crate::discovery::{self, DevicePlan, PortFacts};
 use crate::engine::drive::Core;
+use crate::memory::OwnFile;
 use crate::netlink::{self, Monitor};
 use crate::port::udp::{AddressSockets, LocalAddress, Neighbours, ReceiveOptions, Sockets, socket};
 use crate::process::{Descriptor, Home, Making, Own};
@@ -141,6 +143,10 @@ pub struct Membership {
     ports: Own<Vec<OwnPort>>,
     core: OnceLock<Weak<Core>>,
     orphans: OnceLock<Box<dyn OrphanSink>>,
+    /// The others, as the same-host path reaches them; `None` if this process cannot make a file of its own.
+    neighbourhood: Option<Arc<Neighbourhood>>,
+    /// The end that nobody else has: it closes when this process dies or runs another program.
+    _life: Option<Descriptor>,
     home: Home,
     state: Own<Mutex<State>>,
 }
@@ -183,10 +189,10 @@ fn start_time(pid: &str) -> Option<u64> {
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Makes a slot's two mailbox ends.
-fn mailbox() -> io::Result<(Descriptor, Descriptor)> {
+/// Two sockets that know nobody but each other.
+fn socket_pair(kind: i32) -> io::Result<(Descriptor, Descriptor)> {
     let mut pair = [0; 2];
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let making = Making::begin();
     // SAFETY: room for two descriptors, which nobody else owns if the call succeeds.
     let (reader, writer) = unsafe {
@@ -196,9 +202,20 @@ fn mailbox() -> io::Result<(Descriptor, Descriptor)> {
         (Descriptor::keep(OwnedFd::from_raw_fd(pair[0])), Descriptor::keep(OwnedFd::from_raw_fd(pair[1])))
     };
     drop(making);
+    Ok((reader, writer))
+}
+
+/// Makes a slot's two mailbox ends.
+fn mailbox() -> io::Result<(Descriptor, Descriptor)> {
+    let (reader, writer) = socket_pair(libc::SOCK_DGRAM)?;
     // A whole super-packet of another slot may have to wait here.
     let _ = socket::set(writer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &(1i32 << 20));
     Ok((reader, writer))
+}
+
+/// What of the present members is named like their files.
+fn of_member(kind: Kind, slot: u8, generation: u32) -> Key {
+    Key { kind, port: 0, slot, local: LocalAddress { ifindex: generation, ..NOWHERE } }
 }
 
 const NOWHERE: LocalAddress = LocalAddress { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), ifindex: 0 };
@@ -243,7 +260,7 @@ impl Membership {
         name: String,
         slot: u8,
         segment: Arc<Segment>,
-        state: State,
+        mut state: State,
     ) -> Result<Arc<Self>, VerbsError> {
         let device = &plan.info.name;
         let cannot = |e: io::Error| failed(device, "descriptors cannot be made", &e);
@@ -260,6 +277,27 @@ impl Membership {
         let record = segment.slot(slot);
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.start_time.store(start_time("self").unwrap_or(0), Ordering::Relaxed);
+        // Without a file of its own the process is reached by packets, as from another host.
+        let (neighbourhood, life) = match OwnFile::new().and_then(|file| Ok((file, socket_pair(libc::SOCK_STREAM)?))) {
+            Ok((file, (own, others))) => {
+                let neighbourhood = Neighbourhood::new(segment.clone(), slot, file.clone());
+                let generation = neighbourhood.generation();
+                let new = [
+                    (of_member(Kind::File, slot, generation), file.descriptor().clone()),
+                    (of_member(Kind::Life, slot, generation), Arc::new(others)),
+                ];
+                if let Role::Guest { link, .. } = &mut state.role {
+                    link.queue_hold(&new);
+                    let _ = link.flush();
+                }
+                state.held.extend(new);
+                (Some(neighbourhood), Some(own))
+            }
+            Err(error) => {
+                state.problems.push(format!("no memory can be shared with processes on this host: {error}"));
+                (None, None)
+            }
+        };
         let membership = Arc::new(Self {
             plan: plan.clone(),
             name,
@@ -270,11 +308,14 @@ impl Membership {
             ports: Own::new(ports),
             core: OnceLock::new(),
             orphans: OnceLock::new(),
+            neighbourhood,
+            _life: life,
             home: Home::here(),
             state: Own::new(Mutex::new(state)),
         });
         {
-            let state = membership.lock();
+            let mut state = membership.lock();
+            membership.meet(&mut state);
             membership.spread(&state).map_err(cannot)?;
             membership.watch_all(&state);
         }
@@ -347,6 +388,7 @@ impl Membership {
         }
         open_mailboxes(&mut state, plan.ports.len() as u8, 1).map_err(|e| cannot("mailboxes cannot be made", &e))?;
         segment.slot(1).generation.fetch_add(1, Ordering::Relaxed);
+        segment.give_out(1);
         segment.slot(1).set_state(SlotState::Alive);
         Self::build(plan, receive, name, 1, segment, state)
     }
@@ -452,6 +494,11 @@ impl Membership {
         &self.segment
     }
 
+    /// The other members, as the same-host path reaches them.
+    pub fn neighbourhood(&self) -> Option<&Arc<Neighbourhood>> {
+        self.neighbourhood.as_ref()
+    }
+
     /// The receive sockets of a port, from index 0.
     pub fn sockets(&self, port: usize) -> &Arc<Sockets> {
         &self.ports[port].sockets
@@ -502,6 +549,7 @@ impl Membership {
 
     /// Brings the engine's tables in line with the segment's.
     fn tell(&self, state: &mut State) {
+        self.meet(state);
         let Some(core) = self.core.get().and_then(Weak::upgrade) else { return };
         for (port, told) in state.told.iter_mut().enumerate() {
             let new = self.segment.port(port).read();
@@ -513,6 +561,24 @@ impl Membership {
                 }
             }
             *told = new;
+        }
+    }
+
+    /// Lets go of the files of members that are gone, which would keep their memory, and tells the engine who is there.
+    fn meet(&self, state: &mut State) {
+        let Some(neighbourhood) = &self.neighbourhood else { return };
+        let is_there = |key: &Key| self.segment.is_member(key.slot, key.local.ifindex);
+        state.held.retain(|key, _| !matches!(key.kind, Kind::File | Kind::Life) || is_there(key));
+        let files = state.held.iter().filter(|(key, _)| key.kind == Kind::File);
+        let now = files.filter_map(|(key, file)| {
+            let life = state.held.get(&Key { kind: Kind::Life, ..*key })?;
+            Some((key.slot, key.local.ifindex, file.clone(), life.clone()))
+        });
+        let left = neighbourhood.set(now.collect());
+        if !left.is_empty()
+            && let Some(core) = self.core.get().and_then(Weak::upgrade)
+        {
+            core.forget_neighbours(&left);
         }
     }
 

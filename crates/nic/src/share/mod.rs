@@ -4,4 +4,5 @@ pub mod connections;
 pub mod holder;
 pub(crate) mod link;
 pub mod membership;
+pub mod neighbourhood;
 pub mod segment;

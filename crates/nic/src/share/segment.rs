@@ -17,10 +17,11 @@ use scalefabric_verbs::{Gid, Mtu, PKey, PortState};
 
 use super::connections::CmTables;
 use crate::counters::{CounterBlock, PortCounters};
+use crate::direct::Hazard;
 use crate::process::Descriptor;
 
 /// Version of the layout. Changes whenever a member of an older build would misread it.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Slots of a device, the two that are never given out included.
 pub const SLOTS: usize = 256;
 /// Ports of a device, at most.
@@ -31,11 +32,6 @@ pub const GIDS: usize = 128;
 pub const PKEYS: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"scalefab");
-/// Bytes kept for each slot's QP gates (64 bytes each) and memory table (64 bytes each), which a peer process will read when
-/// it executes one-sided operations itself (D3). Sparse: costs nothing until it is touched.
-const GATES_BYTES: usize = 4096 * 64;
-const MEMORY_BYTES: usize = 4096 * 64;
-
 /// A slot's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -243,17 +239,21 @@ pub struct Layout {
     pub host: AtomicU32,
     /// Ports of the device.
     pub ports_used: AtomicU32,
+    /// The highest slot that was ever given out.
+    top: AtomicU32,
     slots: [SlotRecord; SLOTS],
     ports: [PortRecord; PORTS],
     counters: [[PortCounters; PORTS]; SLOTS],
     /// Counts of members that are gone.
     departed: [PortCounters; PORTS],
+    /// What each member touches of the others' memory now (D3).
+    hazards: [Hazard; SLOTS],
     /// What the communication managers share.
     pub(super) cm: CmTables,
 }
 
 /// Bytes of the whole segment.
-const SIZE: usize = size_of::<Layout>().next_multiple_of(4096) + SLOTS * (GATES_BYTES + MEMORY_BYTES);
+const SIZE: usize = size_of::<Layout>().next_multiple_of(4096);
 
 /// What two builds must have in common to share a segment.
 const fn fingerprint() -> u32 {
@@ -366,6 +366,29 @@ impl Segment {
     /// A slot's record.
     pub fn slot(&self, slot: u8) -> &SlotRecord {
         &self.layout().slots[usize::from(slot)]
+    }
+
+    /// What a slot's member touches of the others' memory now.
+    #[inline]
+    pub fn hazard(&self, slot: u8) -> &Hazard {
+        &self.layout().hazards[usize::from(slot)]
+    }
+
+    /// A slot is given out.
+    pub fn give_out(&self, slot: u8) {
+        self.layout().top.fetch_max(u32::from(slot), Ordering::AcqRel);
+    }
+
+    /// The highest slot that was ever given out.
+    pub fn top(&self) -> u8 {
+        self.layout().top.load(Ordering::Acquire) as u8
+    }
+
+    /// True while the slot is that of the same member.
+    #[inline]
+    pub fn is_member(&self, slot: u8, generation: u32) -> bool {
+        let record = self.slot(slot);
+        record.generation.load(Ordering::Acquire) == generation && record.state() == SlotState::Alive
     }
 
     /// A port's tables, from index 0.

@@ -54,7 +54,7 @@ proptest! {
     ) {
         let mut w = World::new(2);
         let qp = match qp_type {
-            QpType::Ud => crate::datagram::ud(&w.nodes[1], QKey(0x1111_1111)),
+            QpType::Ud => ud(&w.nodes[1], QKey(0x1111_1111)),
             _ => w.connect(qp_type)[1].clone(),
         };
         let mr = w.nodes[1].mr(4096);

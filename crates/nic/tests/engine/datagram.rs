@@ -8,15 +8,6 @@ use scalefabric_verbs::*;
 
 use crate::node::*;
 
-/// A UD QP in RTS.
-pub fn ud(node: &Node, qkey: QKey) -> Arc<dyn QueuePair> {
-    let qp = node.qp(QpType::Ud);
-    for (attr, mask) in [QpAttr::init_ud(1, qkey), QpAttr::rtr_ud(), QpAttr::rts(QpType::Ud, Psn::new(0))] {
-        qp.modify(&attr, mask).unwrap();
-    }
-    qp
-}
-
 fn ah(node: &Node, to: Gid) -> Arc<dyn AddressHandle> {
     let av = AddressVector { traffic_class: 0x68, hop_limit: 17, ..AddressVector::new(1, 0, to) };
     node.pd.create_ah(&av).unwrap()

@@ -228,7 +228,7 @@ fn a_cq_that_overruns_fails_its_qps_and_says_so() {
 fn ud_and_uc_go_to_sqe_by_a_send_error_and_come_back() {
     let mut w = World::new(2);
     let key = QKey(1);
-    let qps = [crate::datagram::ud(&w.nodes[0], key), crate::datagram::ud(&w.nodes[1], key)];
+    let qps = [ud(&w.nodes[0], key), ud(&w.nodes[1], key)];
     let (src, dst) = (w.nodes[0].mr(256), w.nodes[1].mr(256));
     recv(&qps[1], 1, &dst, 0, 256);
     let ah = w.nodes[0].pd.create_ah(&AddressVector::new(1, 0, gid(2))).unwrap();

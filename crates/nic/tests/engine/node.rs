@@ -27,15 +27,27 @@ pub fn gid(n: u8) -> Gid {
     Gid::from_ip(ip(n, 1))
 }
 
+/// Index of the address of side `n` (from 0) of a connection. Where requests go without packets, both sides are on one NIC.
+pub fn sgid(n: usize) -> u8 {
+    if crate::DIRECT { n as u8 } else { 0 }
+}
+
 /// One NIC with a PD and a CQ.
 pub struct Node {
-    pub nic: ManualNic,
+    pub nic: Arc<ManualNic>,
     pub ctx: Arc<dyn Context>,
     pub pd: Arc<dyn ProtectionDomain>,
     pub cq: Arc<dyn CompletionQueue>,
 }
 
 impl Node {
+    fn new(nic: &Arc<ManualNic>) -> Self {
+        let ctx = nic.context();
+        let pd = ctx.alloc_pd().unwrap();
+        let cq = ctx.create_cq(256, None, 0).unwrap();
+        Self { nic: nic.clone(), ctx, pd, cq }
+    }
+
     pub fn mr(&self, length: usize) -> Arc<dyn MemoryRegion> {
         self.pd.alloc_mr(length, ALL_ACCESS).unwrap()
     }
@@ -139,6 +151,9 @@ impl World {
         change: impl Fn(&mut NicConfig),
         wrap: impl Fn(u8, Box<dyn Port>) -> Box<dyn Port>,
     ) -> Self {
+        if crate::DIRECT {
+            return Self::one_nic(count, ports, change, wrap, true);
+        }
         let wire = MemoryWire::new();
         let nodes = (1..=count)
             .map(|n| {
@@ -147,14 +162,31 @@ impl World {
                 config.seed = u64::from(n);
                 change(&mut config);
                 let ports = (1..=ports).map(|p| wrap(n, Box::new(wire.port(&[ip(n, p)])))).collect();
-                let nic = ManualNic::new(config, ports, u64::from(n)).unwrap();
-                let ctx = nic.context();
-                let pd = ctx.alloc_pd().unwrap();
-                let cq = ctx.create_cq(256, None, 0).unwrap();
-                Node { nic, ctx, pd, cq }
+                Node::new(&Arc::new(ManualNic::new(config, ports, u64::from(n)).unwrap()))
             })
             .collect();
         Self { wire, nodes, now: 1_000_000 }
+    }
+
+    /// All nodes on one NIC, which has the addresses of all. With `direct`, requests between its QPs go without packets.
+    pub fn one_nic(
+        count: u8,
+        ports: u8,
+        change: impl Fn(&mut NicConfig),
+        wrap: impl Fn(u8, Box<dyn Port>) -> Box<dyn Port>,
+        direct: bool,
+    ) -> Self {
+        let wire = MemoryWire::new();
+        let ips = |p| (1..=count).map(|n| ip(n, p)).collect::<Vec<_>>();
+        let gids = |p| ips(p).into_iter().map(Gid::from_ip).collect();
+        let configs = (1..=ports).map(|p| PortConfig::new(format!("wire{p}"), gids(p)));
+        let mut config = NicConfig::new("sim1", configs.collect());
+        config.seed = 1;
+        change(&mut config);
+        let ports = (1..=ports).map(|p| wrap(1, Box::new(wire.port(&ips(p))))).collect();
+        let make = if direct { ManualNic::new_direct } else { ManualNic::new };
+        let nic = Arc::new(make(config, ports, 1).unwrap());
+        Self { wire, nodes: (0..count).map(|_| Node::new(&nic)).collect(), now: 1_000_000 }
     }
 
     /// Turns all NICs, at one moment, until nothing moves.
@@ -206,7 +238,7 @@ impl World {
         for side in 0..2 {
             let (me, peer) = (&qps[side], &qps[1 - side]);
             let qp_type = me.qp_type();
-            let av = AddressVector::new(1, 0, gid(2 - side as u8));
+            let av = AddressVector::new(1, sgid(side), gid(2 - side as u8));
             let psn = |side: usize| Psn::new(0xff_fff0 + 0x100 * side as u32);
             let access = AccessFlags::REMOTE_WRITE
                 | AccessFlags::REMOTE_READ
@@ -228,6 +260,15 @@ impl World {
             }
         }
     }
+}
+
+/// A UD QP in RTS.
+pub fn ud(node: &Node, qkey: QKey) -> Arc<dyn QueuePair> {
+    let qp = node.qp(QpType::Ud);
+    for (attr, mask) in [QpAttr::init_ud(1, qkey), QpAttr::rtr_ud(), QpAttr::rts(QpType::Ud, Psn::new(0))] {
+        qp.modify(&attr, mask).unwrap();
+    }
+    qp
 }
 
 pub fn sge(mr: &Arc<dyn MemoryRegion>, offset: usize, length: u32) -> Sge {

@@ -125,19 +125,19 @@ fn an_operation_that_the_type_does_not_have_is_refused() {
     ] {
         refused(uc.post_send(&[SendWr::new(1, op)]), 0, Errno::EINVAL);
     }
-    let ud = crate::datagram::ud(&w.nodes[0], QKey(1));
-    refused(ud.post_send(&[SendWr::new(1, SendOp::Write { remote_addr, rkey })]), 0, Errno::EINVAL);
-    refused(ud.post_send(&[SendWr::new(1, SendOp::Send)]), 0, Errno::EINVAL);
+    let datagrams = ud(&w.nodes[0], QKey(1));
+    refused(datagrams.post_send(&[SendWr::new(1, SendOp::Write { remote_addr, rkey })]), 0, Errno::EINVAL);
+    refused(datagrams.post_send(&[SendWr::new(1, SendOp::Send)]), 0, Errno::EINVAL);
 }
 
 #[test]
 fn a_foreign_address_handle_is_refused() {
     let w = World::new(2);
-    let ud = crate::datagram::ud(&w.nodes[0], QKey(1));
+    let datagrams = ud(&w.nodes[0], QKey(1));
     let pd = w.nodes[0].ctx.alloc_pd().unwrap();
     let ah = pd.create_ah(&AddressVector::new(1, 0, gid(2))).unwrap();
     let to = UdAddress { ah: &*ah, remote_qpn: Qpn::new(9), remote_qkey: QKey(1) };
-    refused(ud.post_send(&[SendWr { ud: Some(to), ..SendWr::new(1, SendOp::Send) }]), 0, Errno::EINVAL);
+    refused(datagrams.post_send(&[SendWr { ud: Some(to), ..SendWr::new(1, SendOp::Send) }]), 0, Errno::EINVAL);
 }
 
 #[test]

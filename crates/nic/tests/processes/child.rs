@@ -9,6 +9,7 @@ use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
 use scalefabric_verbs::*;
 
 use crate::connection::Application;
+use crate::reach::End;
 
 const BYTES: usize = 256 << 10;
 
@@ -25,6 +26,7 @@ pub struct Child {
     pub qp: Option<Qp>,
     pub gid_index: u8,
     pub application: Option<Application>,
+    pub end: Option<End>,
 }
 
 pub fn run() {
@@ -150,6 +152,10 @@ impl Child {
             ["cm", ref words @ ..] => {
                 let fresh = || Application::new(SoftwareProvider::from_environment().unwrap());
                 self.application.get_or_insert_with(fresh).answer(words)
+            }
+            ["end", ref words @ ..] => {
+                let context = self.context().clone();
+                self.end.get_or_insert_with(|| End::new(&context)).answer(words)
             }
             ["fork"] => self.fork(),
             ["forks", count, rkey, addr] => {

@@ -5,9 +5,11 @@
 mod child;
 mod connection;
 mod connections;
+mod direct;
 mod forks;
 mod namespace;
 mod parent;
+mod reach;
 mod signals;
 
 use std::os::unix::process::CommandExt;

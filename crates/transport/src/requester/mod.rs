@@ -7,6 +7,7 @@
 
 mod ack_request;
 pub(crate) mod control;
+mod direct;
 mod pacing;
 mod retry;
 pub(crate) mod segment;
@@ -26,6 +27,7 @@ use crate::time::Time;
 
 use ack_request::{AckRequest, Occasion};
 use control::{Controlled, Permission};
+use direct::Passed;
 use pacing::Pacer;
 use retry::Retry;
 use segment::{Kind, Segment};
@@ -112,6 +114,10 @@ pub struct Requester {
     pub(crate) rtt_probe: Option<(Psn, Time)>,
     /// The congestion controller; most QPs have none.
     pub(crate) control: Option<Box<Controlled>>,
+    /// PSNs that the requests would have taken which the host has executed without packets.
+    pub(crate) executed_psns: u32,
+    /// The WQE that the host is executing in parts, and how many of its bytes are done.
+    direct: Option<(u32, u32)>,
     /// How often a loss was found, by a sequence NAK, by a response that came too early, or by the timer.
     pub(crate) losses: u64,
     ack_request: AckRequest,
@@ -145,6 +151,8 @@ impl Requester {
             read: ReadProgress::default(),
             retry: Retry::default(),
             rtt_probe: None,
+            executed_psns: 0,
+            direct: None,
             losses: 0,
             control,
             ack_request: AckRequest::default(),
@@ -163,9 +171,9 @@ impl Requester {
         self.retry.progress(ctx);
     }
 
-    /// The PSN of the next new request: `sq_psn` of a query.
+    /// The PSN of the next new request, had all gone as packets: `sq_psn` of a query.
     pub(crate) fn next_psn(&self) -> Psn {
-        self.max_psn
+        self.max_psn.add(self.executed_psns)
     }
 
     /// True if everything that was begun is complete.
@@ -207,6 +215,13 @@ impl Requester {
                 *budget -= 1;
                 self.pass_local(ctx, host, &wqe, fresh)?;
                 continue;
+            }
+            if fresh && self.may_go_directly(ctx, &wqe) {
+                match self.go_directly(ctx, host, &wqe, budget)? {
+                    Passed::Whole => continue,
+                    Passed::Part => return Ok(Next::Ready),
+                    Passed::Not => {}
+                }
             }
             let pkey = ctx.pkey(host).unwrap_or(PKey(0));
             let stride = self.read_stride(ctx);

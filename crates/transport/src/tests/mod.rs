@@ -2,6 +2,7 @@
 //! test itself, which answers packet by packet ([`Dialogue`]), or a second QP behind a wire that loses what the test says.
 
 mod credits;
+mod direct;
 mod hostile;
 mod limits;
 mod loss;

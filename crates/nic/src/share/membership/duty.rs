@@ -44,6 +44,9 @@ impl Membership {
                     for (key, fd) in keys.into_iter().zip(fds) {
                         new |= state.held.insert(key, Arc::new(fd)).is_none();
                     }
+                    if new {
+                        self.meet(state);
+                    }
                     if new && let Err(e) = self.spread(state) {
                         state.problems.push(format!("new sockets cannot be used: {e}"));
                     }
@@ -301,17 +304,22 @@ impl Membership {
                 guest.link.queue_hold(&new);
             }
         }
+        if !new.is_empty() {
+            self.meet(state);
+        }
         if !new.is_empty()
             && let Err(e) = self.spread(state)
         {
             state.problems.push(format!("new sockets cannot be used: {e}"));
         }
+        let others = !gone.is_empty();
         for slot in gone {
             self.bury(state, slot);
         }
-        if nudged.is_some() {
+        if nudged.is_some() || others {
             self.tell(state);
-            self.nudge_others(state, nudged);
+            // Who hears of a death lets go of what it had from that member.
+            self.nudge_others(state, nudged.filter(|_| !others));
         }
     }
 
@@ -331,6 +339,7 @@ impl Membership {
         {
             sink.take(&core, orphans);
         }
+        self.meet(state);
     }
 
     /// Gives slots to those that wait for one.
@@ -344,6 +353,8 @@ impl Membership {
                     record.pid.store(pid, Ordering::Relaxed);
                     record.start_time.store(start_time, Ordering::Relaxed);
                     record.generation.fetch_add(1, Ordering::Relaxed);
+                    self.segment.hazard(slot).reset();
+                    self.segment.give_out(slot);
                     record.set_state(SlotState::Alive);
                     let Role::Host(host) = &mut state.role else { return };
                     // The others first: a new socket must not live in the newcomer alone.

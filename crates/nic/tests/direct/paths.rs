@@ -1,0 +1,275 @@
+//! Both paths beside each other: what an application sees is the same.
+
+use std::sync::Arc;
+
+use scalefabric_transport::Counter;
+use scalefabric_verbs::*;
+
+use crate::node::*;
+
+const LEN: usize = 16 << 10;
+
+fn world(direct: bool) -> World {
+    World::one_nic(2, 1, |_| {}, |_, port| port, direct)
+}
+
+fn packets(w: &World) -> u64 {
+    w.nodes[0].nic.counters(1).counter(Counter::SentPackets)
+}
+
+fn direct(w: &World) -> u64 {
+    w.nodes[0].nic.counters(1).counter(Counter::DirectRequests)
+}
+
+/// All six operations, in both forms of their data.
+#[test]
+fn each_one_sided_operation_is_executed_without_a_packet_and_counted() {
+    let mut w = world(true);
+    let [a, _b] = w.connect(QpType::Rc);
+    let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    here.write(0, &pattern(1, LEN)).unwrap();
+    let (remote_addr, rkey) = (there.addr() + 8, there.rkey());
+    send(&a, 1, SendOp::Write { remote_addr, rkey }, &here, 0, 5001);
+    send(&a, 2, SendOp::Read { remote_addr, rkey }, &here, 8000, 5001);
+    let counter = there.addr() + 8192;
+    there.store_u64(8192, 40).unwrap();
+    send(&a, 3, SendOp::FetchAdd { remote_addr: counter, rkey, add: 2 }, &here, 14_000, 8);
+    send(&a, 4, SendOp::CompareSwap { remote_addr: counter, rkey, compare: 42, swap: 7 }, &here, 14_008, 8);
+    let bytes = 99u64.to_ne_bytes();
+    let flags = SendFlags::SIGNALED | SendFlags::INLINE;
+    let write = SendOp::AtomicWrite { remote_addr: counter + 8, rkey };
+    a.post_send(&[SendWr { flags, inline_data: &bytes, ..SendWr::new(5, write) }]).unwrap();
+    let (placement, level) = (FlushPlacement::Global, FlushLevel::Range);
+    let flush = SendOp::Flush { remote_addr, rkey, length: 5001, placement, level };
+    a.post_send(&[SendWr::new(6, flush)]).unwrap();
+    let flags = SendFlags::SIGNALED | SendFlags::INLINE;
+    let inline = SendOp::Write { remote_addr: counter + 16, rkey };
+    a.post_send(&[SendWr { flags, inline_data: b"inline", ..SendWr::new(7, inline) }]).unwrap();
+    a.post_send(&[SendWr::new(8, SendOp::Write { remote_addr: 0, rkey: RKey(1) })]).unwrap();
+    w.settle();
+    let done = w.nodes[0].poll();
+    assert_eq!(outcome(&done), (1..=8).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+    assert_eq!(done.iter().map(|wc| wc.byte_len).collect::<Vec<_>>(), [0, 5001, 8, 8, 0, 0, 0, 0]);
+    assert_eq!(read(&there, 8, 5001), pattern(1, LEN)[..5001]);
+    assert_eq!(read(&here, 8000, 5001), pattern(1, LEN)[..5001]);
+    assert_eq!((here.load_u64(14_000), here.load_u64(14_008)), (Ok(40), Ok(42)));
+    assert_eq!((there.load_u64(8192), there.load_u64(8200)), (Ok(7), Ok(99)));
+    assert_eq!(read(&there, 8208, 6), *b"inline");
+    assert_eq!((packets(&w), direct(&w)), (0, 8));
+    let counters = w.nodes[0].nic.counters(1);
+    assert_eq!(counters.counter(Counter::WriteRequests), 3);
+    assert_eq!(counters.counter(Counter::ReadRequests), 1);
+    assert_eq!(counters.counter(Counter::AtomicRequests), 3);
+}
+
+#[test]
+fn a_message_that_goes_as_packets_comes_in_order_with_those_that_do_not() {
+    let mut w = world(true);
+    let [a, b] = w.connect(QpType::Rc);
+    let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    let (remote_addr, rkey) = (there.addr(), there.rkey());
+    recv(&b, 100, &there, 4096, 64);
+    for (id, byte) in [(1, 1), (3, 3)] {
+        here.write(id as usize * 64, &[byte; 64]).unwrap();
+    }
+    send(&a, 1, SendOp::Write { remote_addr, rkey }, &here, 64, 64);
+    send(&a, 2, SendOp::Send, &here, 0, 64);
+    send(&a, 3, SendOp::Write { remote_addr, rkey }, &here, 192, 64);
+    w.settle();
+    assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success), (2, WcStatus::Success), (3, WcStatus::Success)]);
+    assert_eq!(outcome(&w.nodes[1].poll()), [(100, WcStatus::Success)]);
+    assert_eq!(read(&there, 0, 64), [3; 64]);
+    assert_eq!(direct(&w), 1, "the third found the second under way");
+    send(&a, 4, SendOp::Write { remote_addr, rkey }, &here, 64, 64);
+    w.settle();
+    assert_eq!((w.nodes[0].poll().len(), direct(&w)), (1, 2), "and the fourth nobody");
+}
+
+#[test]
+fn what_a_closed_gate_a_reset_peer_or_a_lost_right_refuses_is_refused_as_on_the_wire() {
+    let mut w = world(true);
+    let [a, b] = w.connect(QpType::Rc);
+    let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    let op = SendOp::Write { remote_addr: there.addr(), rkey: there.rkey() };
+    send(&a, 1, op, &here, 0, 64);
+    w.settle();
+    assert_eq!((outcome(&w.nodes[0].poll()), direct(&w)), (vec![(1, WcStatus::Success)], 1));
+    let (mut attr, _) = b.query().unwrap();
+    attr.qp_access_flags = AccessFlags::REMOTE_READ;
+    b.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+    send(&a, 2, op, &here, 0, 64);
+    w.settle();
+    assert_eq!(outcome(&w.nodes[0].poll()), [(2, WcStatus::RemInvReqErr)]);
+    assert_eq!((direct(&w), w.nodes[0].nic.counters(1).counter(Counter::RemoteInvalidRequests)), (1, 1));
+}
+
+#[test]
+fn the_psns_of_both_ends_are_those_that_packets_would_have_taken() {
+    let psns = [true, false].map(|direct| {
+        let mut w = world(direct);
+        let [a, b] = w.connect(QpType::Rc);
+        let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+        let (remote_addr, rkey) = (there.addr(), there.rkey());
+        let mut seen = Vec::new();
+        for (id, length) in [(1, 0), (2, 1), (3, 1024), (4, 1025), (5, 9000)] {
+            send(&a, id, SendOp::Write { remote_addr, rkey }, &here, 0, length);
+            send(&a, id + 10, SendOp::Read { remote_addr, rkey }, &here, 0, length);
+            recv(&b, id, &there, 0, 64);
+            send(&a, id + 20, SendOp::Send, &here, 0, 64);
+            send(&a, id + 30, SendOp::FetchAdd { remote_addr, rkey, add: 1 }, &here, 0, 8);
+            w.settle();
+            assert_eq!(w.nodes[0].poll().len(), 4);
+            seen.push((a.query().unwrap().0.sq_psn, b.query().unwrap().0.rq_psn));
+        }
+        assert!(seen.iter().all(|(sq, rq)| sq == rq), "{seen:?}");
+        b.modify(&QpAttr { qp_state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+        assert_eq!(b.query().unwrap().0.rq_psn, seen[4].1, "also in ERR");
+        seen
+    });
+    assert_eq!(psns[0], psns[1]);
+}
+
+/// What one seed's requests lead to.
+#[derive(Debug, PartialEq)]
+struct Story {
+    done: Vec<(u64, WcStatus, u32)>,
+    received: Vec<(u64, WcStatus, u32)>,
+    events: Vec<(EventType, EventSubject)>,
+    states: [QpState; 2],
+    /// The requester's, while it lives (behind what was refused, more or fewer may have left), and the responder's.
+    psns: (Option<Psn>, Psn),
+    /// FNV-1a of the memory of both.
+    bytes: [u64; 2],
+    requests: [u64; 6],
+}
+
+/// SplitMix64.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Random requests, some of which cannot be executed, one after the other or several at a time.
+fn story(seed: u64, direct: bool) -> (Story, u64) {
+    let mut w = world(direct);
+    let [a, b] = w.connect(QpType::Rc);
+    let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    let small = w.nodes[1].pd.alloc_mr(4096, AccessFlags::REMOTE_READ).unwrap();
+    here.write(0, &pattern(seed as u8, LEN)).unwrap();
+    there.write(0, &pattern(seed as u8 ^ 77, LEN)).unwrap();
+    let mut random = seed;
+    let mut below = |limit: u64| next(&mut random) % limit;
+    let (mut done, mut received) = (Vec::new(), Vec::new());
+    let tell =
+        |all: Vec<WorkCompletion>| all.into_iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect::<Vec<_>>();
+    for id in 1..=60u64 {
+        let length = match below(4) {
+            0 => below(16),
+            1 => below(1024),
+            _ => below(6000),
+        } as u32;
+        let rare = below(120);
+        let target: &Arc<dyn MemoryRegion> = if rare == 0 { &small } else { &there };
+        let rkey = if rare == 1 { RKey(target.rkey().0 ^ 0x100) } else { target.rkey() };
+        let remote_addr = target.addr() + if rare == 2 { LEN as u64 } else { below(8192) };
+        let word = target.addr() + 8 * below(512) + u64::from(rare == 3);
+        let offset = below(8192) as usize;
+        let (op, length) = match below(8) {
+            0..=2 => (SendOp::Write { remote_addr, rkey }, length),
+            3 | 4 => (SendOp::Read { remote_addr, rkey }, length),
+            5 => (SendOp::FetchAdd { remote_addr: word, rkey, add: below(99) }, if rare == 4 { 4 } else { 8 }),
+            6 => (SendOp::CompareSwap { remote_addr: word, rkey, compare: 0, swap: below(99) }, 8),
+            _ => {
+                recv(&b, id, &there, 12_000, 4000);
+                (SendOp::Send, length.min(3000))
+            }
+        };
+        // Without a fence a READ may see what a later WRITE has written, on a wire.
+        let (flags, sg_list) = (SendFlags::SIGNALED | SendFlags::FENCE, [sge(&here, offset, length)]);
+        a.post_send(&[SendWr { flags, sg_list: &sg_list, ..SendWr::new(id, op) }]).unwrap();
+        if below(3) > 0 {
+            w.settle();
+            done.extend(tell(w.nodes[0].poll()));
+            received.extend(tell(w.nodes[1].poll()));
+        }
+        if a.query().unwrap().0.qp_state != QpState::Rts {
+            break;
+        }
+    }
+    w.settle();
+    done.extend(tell(w.nodes[0].poll()));
+    received.extend(tell(w.nodes[1].poll()));
+    let attrs = [a.query().unwrap().0, b.query().unwrap().0];
+    let counters = w.nodes[0].nic.counters(1);
+    let story = Story {
+        done,
+        received,
+        events: w.nodes[0].events().into_iter().map(|event| (event.event_type, event.subject)).collect(),
+        states: attrs.map(|attr| attr.qp_state),
+        psns: ((attrs[0].qp_state == QpState::Rts).then_some(attrs[0].sq_psn), attrs[1].rq_psn),
+        bytes: [&here, &there].map(|mr| {
+            let bytes = read(mr, 0, LEN);
+            bytes
+                .iter()
+                .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+        }),
+        requests: [
+            Counter::WriteRequests,
+            Counter::ReadRequests,
+            Counter::AtomicRequests,
+            Counter::CqeErrors,
+            Counter::RespondedAccessErrors,
+            Counter::RemoteInvalidRequests,
+        ]
+        .map(|counter| counters.counter(counter)),
+    };
+    (story, counters.counter(Counter::DirectRequests))
+}
+
+#[test]
+fn random_requests_tell_the_same_story_on_both_paths() {
+    let (mut executed, mut failed) = (0, 0);
+    for seed in 0..200 {
+        let ((one, direct), (other, none)) = (story(seed, true), story(seed, false));
+        assert_eq!(one, other, "seed {seed}");
+        assert_eq!(none, 0);
+        executed += direct;
+        failed += u64::from(one.states[0] != QpState::Rts);
+    }
+    assert!(executed > 2000, "only {executed} requests went without packets: nothing was compared");
+    assert!((20..180).contains(&failed), "{failed} of 200 ended in an error");
+}
+
+#[test]
+fn a_region_that_is_deregistered_is_not_found_any_more() {
+    let mut w = world(true);
+    let [a, _b] = w.connect(QpType::Rc);
+    let (here, there) = (w.nodes[0].mr(64), w.nodes[1].mr(64));
+    let op = SendOp::Write { remote_addr: there.addr(), rkey: there.rkey() };
+    send(&a, 1, op, &here, 0, 64);
+    w.settle();
+    assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success)]);
+    there.destroy().unwrap();
+    send(&a, 2, op, &here, 0, 64);
+    w.settle();
+    assert_eq!(outcome(&w.nodes[0].poll()), [(2, WcStatus::RemAccessErr)]);
+}
+
+#[test]
+fn a_long_message_takes_several_turns_and_arrives_whole() {
+    let mut w = world(true);
+    let [a, _b] = w.connect(QpType::Rc);
+    const LONG: usize = 9 << 20;
+    let (here, there) = (w.nodes[0].mr(LONG), w.nodes[1].mr(LONG));
+    here.write(0, &pattern(9, LONG)).unwrap();
+    send(&a, 1, SendOp::Write { remote_addr: there.addr(), rkey: there.rkey() }, &here, 0, LONG as u32);
+    let turn = w.nodes[0].nic.turn(scalefabric_transport::Time(w.now));
+    assert!(turn.ready && w.nodes[0].poll().is_empty(), "others have their turn in between");
+    w.settle();
+    assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success)]);
+    assert_eq!(read(&there, 0, LONG), pattern(9, LONG));
+    assert_eq!((packets(&w), direct(&w)), (0, 1));
+}
