@@ -68,7 +68,7 @@ fn control_and_agent_find_one_another_and_end_cleanly() {
     agent.next("control", |value| value["replica"] == "c1");
     // What was stored a moment ago is seen a moment later.
     let mut answer = String::new();
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         let mut stream = TcpStream::connect(&http).expect("HTTP");
         let request = b"GET /v1/nodes/n1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         stream.write_all(request).expect("it reads");

@@ -68,7 +68,8 @@ fn one_look_is_text_or_json_and_no_terminal_is_no_screen() {
 
 #[test]
 fn a_control_that_is_not_there_or_asks_for_a_token_is_told_in_a_sentence() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|taken| taken.local_addr()).expect("a port");
+    // A port that nothing gives away: one that was free a moment ago may be another test's now.
+    let nobody = "127.0.0.1:1";
     let failed = Command::new(env!("CARGO_BIN_EXE_sfab"))
         .args(["top", "--once", "--control", &format!("http://{nobody}")])
         .output()

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 const SFAB: &str = env!("CARGO_BIN_EXE_sfab");
 
 /// Small enough for a machine that does other things, too.
-const SLOW: [&str; 4] = ["--port-rate", "100", "--block", "64K"];
+const SLOW: [&str; 4] = ["--port-rate", "50", "--block", "32K"];
 
 /// Long enough for a busy machine; a hang is ended, not waited for.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// One at a time: each is a dozen processes.
 static TURN: Mutex<()> = Mutex::new(());
@@ -146,7 +146,7 @@ fn is_root() -> bool {
 
 /// The whole play, and all that must be so afterwards.
 fn play(arguments: &[&str]) -> Up {
-    let mut up = Up::start(&[&["--for", "120", "--until-relieved"], &SLOW[..], arguments].concat());
+    let mut up = Up::start(&[&["--for", "600", "--until-relieved"], &SLOW[..], arguments].concat());
     let (status, complaint) = up.finish();
     let told = |up: &Up| up.events.iter().map(|event| format!("{event}\n")).collect::<String>();
     assert!(status.success(), "{status}: {complaint}\n{}", told(&up));
@@ -284,7 +284,9 @@ fn a_signal_while_it_comes_up_ends_it_too() {
     }
     up.signal("-INT");
     let (status, complaint) = up.finish();
-    assert_eq!((status.code(), complaint.as_str()), (Some(130), ""));
+    // A busy machine may have let it come up before it heard of that: then it is an ordinary end.
+    let code = if up.all("up").is_empty() { 130 } else { 0 };
+    assert_eq!((status.code(), complaint.as_str()), (Some(code), ""));
     up.assert_nothing_is_left();
 }
 

@@ -61,6 +61,8 @@ pub struct Running {
     child: Child,
     input: Option<ChildStdin>,
     last: Lines,
+    /// Another was started in its place: its end is no news.
+    replaced: bool,
 }
 
 impl Running {
@@ -138,14 +140,29 @@ impl Crew {
             });
         }
         let pid = child.id();
-        self.running.push(Running { who, child, input, last });
+        self.running.push(Running { who, child, input, last, replaced: false });
         self.keep(Charge::Process(pid))?;
         Ok(place)
     }
 
-    /// All that were started.
-    pub fn running(&self) -> &[Running] {
-        &self.running
+    /// Of a process.
+    pub fn who(&self, place: usize) -> &str {
+        &self.running[place].who
+    }
+
+    /// All that are meant to run.
+    pub fn running(&self) -> impl Iterator<Item = &Running> {
+        self.running.iter().filter(|one| !one.replaced)
+    }
+
+    /// One that has ended is started anew: nobody waits for it any more.
+    pub fn replace(&mut self, place: usize) {
+        self.running[place].replaced = true;
+    }
+
+    /// Whether the end of a process is to be told.
+    pub fn is_missed(&self, place: usize) -> bool {
+        !self.running[place].replaced
     }
 
     /// Tells a process a word. One that has ended is not told, and says so by its end.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// How long it may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is started at most.
+const ATTEMPTS: u32 = 5;
 
 /// Says what is missing, before anything is started.
 pub fn check() -> Result<(), Failure> {
@@ -23,6 +25,31 @@ pub fn check() -> Result<(), Failure> {
 
 /// Starts it; its address.
 pub fn start(crew: &mut Crew, folder: &Path) -> Result<String, Failure> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut attempt = 1;
+    loop {
+        let (client, place) = attempt_at(crew, &folder.join(format!("etcd-{attempt}")))?;
+        while TcpStream::connect(client).is_err() && !crew.has_ended(place) {
+            if Instant::now() >= deadline {
+                return Err(crew.obituary(place));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // Whoever listens there is it only if it lives.
+        if !crew.has_ended(place) {
+            return Ok(format!("http://{client}"));
+        }
+        // Between our letting go of a port and its taking it another process may have taken it: with others then.
+        if attempt == ATTEMPTS {
+            return Err(crew.obituary(place));
+        }
+        crew.replace(place);
+        attempt += 1;
+    }
+}
+
+/// Starts one on ports that are free at this moment; its address and its place.
+fn attempt_at(crew: &mut Crew, data: &Path) -> Result<(SocketAddr, usize), Failure> {
     // Both are held until both are known, so that they differ.
     let free = || TcpListener::bind(("127.0.0.1", 0)).during(|| "find a free port for etcd");
     let (one, two) = (free()?, free()?);
@@ -30,7 +57,7 @@ pub fn start(crew: &mut Crew, folder: &Path) -> Result<String, Failure> {
     let (client, peer): (SocketAddr, SocketAddr) = (address(&one)?, address(&two)?);
     drop((one, two));
     let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
-    let data = folder.join("etcd").display().to_string();
+    let data = data.display().to_string();
     let cluster = format!("up={peer_url}");
     let arguments = [
         ["--data-dir", &data],
@@ -49,12 +76,5 @@ pub fn start(crew: &mut Crew, folder: &Path) -> Result<String, Failure> {
         program: Some("etcd"),
         arguments: arguments.concat().into_iter().map(Into::into).collect(),
     })?;
-    let deadline = Instant::now() + PATIENCE;
-    while TcpStream::connect(client).is_err() {
-        if crew.has_ended(place) || Instant::now() >= deadline {
-            return Err(crew.obituary(place));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(client_url)
+    Ok((client, place))
 }

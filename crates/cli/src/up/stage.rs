@@ -178,7 +178,7 @@ impl Stage {
         let begun = Instant::now();
         let until = options.seconds.map(Duration::from_secs);
         let steady = until.map_or(STEADY, |until| STEADY.min(until / 4));
-        let pids: Vec<u32> = self.crew.running().iter().map(super::crew::Running::pid).collect();
+        let pids: Vec<u32> = self.crew.running().map(super::crew::Running::pid).collect();
         let mut usage = Usage::new(&pids);
         let mut view = View::default();
         let mut heated: Option<Instant> = None;
@@ -290,7 +290,8 @@ impl Stage {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.hear.recv_timeout(left) {
                 Ok(Heard::Interrupt) => return Ok(Some(())),
-                Ok(Heard::End(place)) => return Err(self.crew.obituary(place)),
+                Ok(Heard::End(place)) if self.crew.is_missed(place) => return Err(self.crew.obituary(place)),
+                Ok(Heard::End(_)) => {}
                 Ok(Heard::Line(place, line)) if self.workloads.contains_key(&place) => {
                     self.take(place, &line, screen)?
                 }
@@ -302,7 +303,7 @@ impl Stage {
     }
 
     fn take(&mut self, place: usize, line: &str, screen: &mut Screen) -> Result<(), Failure> {
-        let who = self.crew.running()[place].who.clone();
+        let who = self.crew.who(place).to_owned();
         let told = self.said.entry(place).or_default();
         match serde_json::from_str(line) {
             Ok(Said::Serving) => told.serving = true,
@@ -359,8 +360,8 @@ fn start_control(
                         .ok_or_else(|| Failure::failed(format!("control says `{line}`")));
                 }
             }
-            Ok(Heard::Line(..)) => {}
-            Ok(Heard::End(place)) => return Err(crew.obituary(place)),
+            Ok(Heard::End(place)) if crew.is_missed(place) => return Err(crew.obituary(place)),
+            Ok(Heard::Line(..) | Heard::End(_)) => {}
             Ok(Heard::Interrupt) => return Err(Failure::interrupted()),
             Err(_) => return Err(Failure::failed(format!("control does not listen after {PATIENCE:?}"))),
         }

@@ -70,7 +70,7 @@ fn store(port: u16, root: &str, patience: Duration) -> Etcd {
 async fn a_swap_whose_answer_was_lost_is_known_to_be_done() {
     let Some(server) = Server::start() else { return };
     let wire = Wire::to(server.port()).await;
-    let store = store(wire.port, "lost/", Duration::from_secs(60));
+    let store = store(wire.port, "lost/", Duration::from_secs(120));
     let mut at = Revision(0);
     let mut of_swaps = 0;
     for number in 0..20_u32 {
@@ -93,7 +93,7 @@ async fn a_swap_whose_answer_was_lost_is_known_to_be_done() {
 async fn a_refusal_whose_answer_was_lost_stays_a_refusal() {
     let Some(server) = Server::start() else { return };
     let wire = Wire::to(server.port()).await;
-    let store = store(wire.port, "refused/", Duration::from_secs(60));
+    let store = store(wire.port, "refused/", Duration::from_secs(120));
     store.put("a", b"1".to_vec(), None).await.expect("etcd lives");
     for _ in 0..6 {
         wire.lose_an_answer();
@@ -107,12 +107,13 @@ async fn a_refusal_whose_answer_was_lost_stays_a_refusal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_gone_has_surely_done_nothing_and_a_watch_goes_on_when_it_is_back() {
     let Some(mut server) = Server::start() else { return };
-    let store = store(server.port(), "gone/", Duration::from_secs(2));
-    let first = store.put("a", b"1".to_vec(), None).await.expect("etcd lives");
-    let mut watch = store.watch("", first).await.expect("a watch");
+    let patient = store(server.port(), "gone/", Duration::from_secs(120));
+    let first = patient.put("a", b"1".to_vec(), None).await.expect("etcd lives");
+    let mut watch = patient.watch("", first).await.expect("a watch");
     server.kill();
+    let impatient = store(server.port(), "gone/", Duration::from_secs(2));
     let outcome = loop {
-        match store.put("a", b"2".to_vec(), None).await {
+        match impatient.put("a", b"2".to_vec(), None).await {
             // The first call may have been on a connection that died under it.
             Err(StoreError::Unavailable(_)) => {}
             other => break other,
@@ -120,7 +121,6 @@ async fn a_server_that_is_gone_has_surely_done_nothing_and_a_watch_goes_on_when_
     };
     assert!(matches!(outcome, Err(StoreError::NotDone(_))), "{outcome:?}");
     server.revive();
-    let patient = self::store(server.port(), "gone/", Duration::from_secs(60));
     let second = patient.put("b", b"3".to_vec(), None).await.expect("etcd is back");
     let event = loop {
         match watch.next().await {
