@@ -5,8 +5,3 @@
 pub mod control {
     tonic::include_proto!("scalefabric.control.v1");
 }
-
-/// The part of etcd's API that is used.
-pub mod etcd {
-    tonic::include_proto!("etcdserverpb");
-}

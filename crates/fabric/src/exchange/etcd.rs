@@ -2,7 +2,10 @@
 //! keys go with its lease, and the peer notices. Beyond the host it wants TLS to etcd; who may read etcd's keys can still read messages, unless
 //! they are sealed ([`super::Sealed`]).
 
-use super::etcd_api::{Api, Compare, Op, OpAnswerKind, OpKind, Put, Range, WatchAnswer, prefixed};
+use super::etcd_api::{
+    Client as Api, Compare, DeleteRangeRequest, EtcdTls, Operation, Outcome, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchResponse, endpoint,
+};
 use super::mailbox::{self, Open, Store, Terms};
 use super::tcp::within;
 use super::{Channel, Exchange, Listener, Patience, Pending, place};
@@ -10,8 +13,8 @@ use crate::certificate::Credentials;
 use crate::error::FabricError;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
-use tonic::Streaming;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::Endpoint;
+use tonic::{Status, Streaming};
 
 /// How long a watch may be silent before we look all the same.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -66,18 +69,12 @@ impl Etcd {
                 "`{server}` is no address of an etcd, or its certificates cannot be used: {error}"
             ))
         };
-        let mut endpoint = Endpoint::from_shared(format!("{scheme}://{server}"))
-            .map_err(wrong)?
-            .connect_timeout(self.terms.patience.dial)
-            .http2_keep_alive_interval(self.terms.patience.silence / 2)
-            .keep_alive_timeout(self.terms.patience.silence / 2)
-            .tcp_nodelay(true);
-        if let Some(credentials) = &self.credentials {
-            let tls = ClientTlsConfig::new()
-                .ca_certificate(Certificate::from_pem(&credentials.authorities_pem))
-                .identity(Identity::from_pem(&credentials.certificate_pem, &credentials.key_pem));
-            endpoint = endpoint.tls_config(tls).map_err(wrong)?;
-        }
+        let tls = self.credentials.as_ref().map(|credentials| EtcdTls {
+            ca: credentials.authorities_pem.clone(),
+            identity: Some((credentials.certificate_pem.clone(), credentials.key_pem.clone())),
+        });
+        let Patience { dial, silence, .. } = self.terms.patience;
+        let endpoint = endpoint(format!("{scheme}://{server}"), tls.as_ref(), dial, silence / 2).map_err(wrong)?;
         let terms = Terms { local, ..self.terms.clone() };
         Ok((Server { endpoint, address: server.to_owned(), patience: terms.patience }, terms))
     }
@@ -124,9 +121,10 @@ impl Open for Server {
                 self.called()
             ))
         };
-        let api = Api { channel: self.endpoint.connect().await.map_err(away)?, called };
-        let lease = api.grant(self.patience.silence.as_secs().max(3) as i64).await?;
-        Ok(Client { api, lease, patience: self.patience, prefix: String::new(), watch: None })
+        let api = Api::new(self.endpoint.connect().await.map_err(away)?);
+        let granted = api.grant(self.patience.silence.as_secs().max(3) as i64, 0).await;
+        let lease = granted.map_err(|status| failed(&called, &status))?.id;
+        Ok(Client { api, called, lease, patience: self.patience, prefix: String::new(), watch: None })
     }
 
     fn called(&self) -> String {
@@ -134,40 +132,67 @@ impl Open for Server {
     }
 }
 
+/// What went wrong with a server that is called so.
+fn failed(called: &str, status: &Status) -> FabricError {
+    if let Some(cause) = std::error::Error::source(status) {
+        return FabricError::unreachable(format!("{called} cannot be reached ({cause}): is it running? Dial again"));
+    }
+    let text = format!("{called} refuses ({:?}: {})", status.code(), status.message());
+    match status.code() {
+        tonic::Code::Unauthenticated | tonic::Code::PermissionDenied => FabricError::misuse(format!(
+            "{text}: give this node a certificate or a role that may write keys that begin with sfab/"
+        )),
+        _ => FabricError::unreachable(format!("{text}: is it running, and has it a leader? Dial again")),
+    }
+}
+
 struct Client {
     api: Api,
+    called: String,
     lease: i64,
     patience: Patience,
     prefix: String,
-    watch: Option<Streaming<WatchAnswer>>,
+    watch: Option<Streaming<WatchResponse>>,
 }
 
 impl Client {
-    fn put_op(&self, key: &str, value: &[u8]) -> Op {
-        OpKind::Put(Put { key: key.as_bytes().to_vec(), value: value.to_vec(), lease: self.lease }).into()
+    fn put_op(&self, key: &str, value: &[u8]) -> RequestOp {
+        Operation::Put(PutRequest { key: key.as_bytes().to_vec(), value: value.to_vec(), lease: self.lease }).into()
     }
 
-    async fn within<T>(&self, ask: impl Future<Output = Result<T, FabricError>>) -> Result<T, FabricError> {
-        within(self.patience.send, &self.api.called, ask).await
+    async fn within<T>(&self, ask: impl Future<Output = Result<T, Status>>) -> Result<T, FabricError> {
+        let ask = async { ask.await.map_err(|status| failed(&self.called, &status)) };
+        within(self.patience.send, &self.called, ask).await
     }
-}
 
-fn exactly(key: &str) -> Range {
-    Range { key: key.as_bytes().to_vec(), range_end: Vec::new() }
+    async fn txn(&self, compare: Vec<Compare>, success: Vec<RequestOp>) -> Result<TxnResponse, FabricError> {
+        self.within(self.api.txn(TxnRequest { compare, success, failure: Vec::new() })).await
+    }
+
+    /// Watches keys that begin so; it watches when this returns.
+    async fn begin_watch(&self, prefix: &str) -> Result<Streaming<WatchResponse>, FabricError> {
+        let begun = self.within(async {
+            let mut answers = self.api.watch(WatchCreateRequest::prefixed(prefix)).await?;
+            let first = answers.message().await?;
+            Ok((answers, first))
+        });
+        match begun.await? {
+            (answers, Some(WatchResponse { created: true, canceled: false, .. })) => Ok(answers),
+            _ => Err(FabricError::unreachable(format!("{} gives no watch: dial again", self.called))),
+        }
+    }
 }
 
 impl Store for Client {
     const FORGETS: bool = false;
 
     async fn claim(&mut self, key: &str, value: &[u8]) -> Result<bool, FabricError> {
-        // 0 is the create revision of a key that is not there.
-        let absent = Compare { result: 0, target: 1, key: key.as_bytes().to_vec(), create_revision: Some(0) };
-        Ok(self.within(self.api.txn(vec![absent], vec![self.put_op(key, value)])).await?.succeeded)
+        Ok(self.txn(vec![Compare::unchanged(key, 0)], vec![self.put_op(key, value)]).await?.succeeded)
     }
 
     async fn put(&mut self, items: &[(String, Vec<u8>)]) -> Result<(), FabricError> {
         let puts = items.iter().map(|(key, value)| self.put_op(key, value)).collect();
-        self.within(self.api.txn(Vec::new(), puts)).await.map(drop)
+        self.txn(Vec::new(), puts).await.map(drop)
     }
 
     async fn renew(&mut self, _key: &str, _value: &[u8]) -> Result<(), FabricError> {
@@ -176,23 +201,24 @@ impl Store for Client {
         }
         Err(FabricError::unreachable(format!(
             "our lease in {} has expired (this process, or etcd, was away for more than {:?}): dial again",
-            self.api.called, self.patience.silence
+            self.called, self.patience.silence
         )))
     }
 
     async fn get(&mut self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, FabricError> {
-        let ranges = keys.iter().map(|key| OpKind::Range(exactly(key)).into()).collect();
-        let answer = self.within(self.api.txn(Vec::new(), ranges)).await?;
+        let ranges = keys.iter().map(|key| Operation::Range(RangeRequest::of(key.as_str())).into()).collect();
+        let answer = self.txn(Vec::new(), ranges).await?;
         let value = |answer| match answer {
-            Some(OpAnswerKind::Range(mut range)) => range.kvs.pop().map(|found| found.value),
+            Some(Outcome::Range(mut range)) => range.kvs.pop().map(|found| found.value),
             _ => None,
         };
-        Ok(answer.responses.into_iter().map(|answer| value(answer.kind)).collect())
+        Ok(answer.responses.into_iter().map(|answer| value(answer.response)).collect())
     }
 
     async fn delete(&mut self, keys: &[String]) -> Result<(), FabricError> {
-        let deletes = keys.iter().map(|key| OpKind::Delete(exactly(key)).into()).collect();
-        self.within(self.api.txn(Vec::new(), deletes)).await.map(drop)
+        let delete = |key: &String| DeleteRangeRequest { key: key.as_bytes().to_vec(), range_end: Vec::new() };
+        let deletes = keys.iter().map(|key| Operation::Delete(delete(key)).into()).collect();
+        self.txn(Vec::new(), deletes).await.map(drop)
     }
 
     async fn open_calls(&mut self, _calls: &str) -> Result<(), FabricError> {
@@ -204,11 +230,7 @@ impl Store for Client {
     }
 
     async fn take_calls(&mut self, calls: &str) -> Result<Vec<String>, FabricError> {
-        let range = OpKind::Range(prefixed(&format!("{calls}/"))).into();
-        let mut answer = self.within(self.api.txn(Vec::new(), vec![range])).await?;
-        let Some(OpAnswerKind::Range(found)) = answer.responses.pop().and_then(|answer| answer.kind) else {
-            return Ok(Vec::new());
-        };
+        let found = self.within(self.api.range(RangeRequest::prefixed(format!("{calls}/")))).await?;
         let keys: Vec<String> = found.kvs.iter().map(|call| String::from_utf8_lossy(&call.key).into_owned()).collect();
         if !keys.is_empty() {
             self.delete(&keys).await?;
@@ -218,13 +240,13 @@ impl Store for Client {
 
     async fn watch(&mut self, prefix: &str) -> Result<(), FabricError> {
         prefix.clone_into(&mut self.prefix);
-        self.watch = Some(self.within(self.api.watch(prefix)).await?);
+        self.watch = Some(self.begin_watch(prefix).await?);
         Ok(())
     }
 
     async fn changed(&mut self, _quiet: u32) {
         if self.watch.is_none() {
-            self.watch = self.api.watch(&self.prefix).await.ok();
+            self.watch = self.begin_watch(&self.prefix).await.ok();
             if self.watch.is_none() {
                 sleep(LOOK_AGAIN).await;
             }
@@ -233,7 +255,7 @@ impl Store for Client {
         }
         let Some(watch) = &mut self.watch else { return };
         match timeout(LOOK_AGAIN, watch.message()).await {
-            Ok(Ok(Some(WatchAnswer { canceled: false, .. }))) | Err(_) => {}
+            Ok(Ok(Some(WatchResponse { canceled: false, .. }))) | Err(_) => {}
             // Compacted, or the server has changed: watch anew.
             _ => self.watch = None,
         }

@@ -1,246 +1,545 @@
-//! The part of etcd's API (version 3) that a mailbox needs, as messages and five calls. Field numbers are those of etcd's `rpc.proto` and `kv.proto`. They
-//! are written out so that nobody needs a protobuf compiler to build the fabric library.
+//! The client of etcd's API, version 3, as far as we use it: messages and seven calls, for the exchange through etcd and for the control plane's store, which share
+//! nothing else. It retries nothing and decides nothing: what a refusal means, and whether to ask again, is for who calls.
+//!
+//! Names and numbers are those of etcd's `rpc.proto` and `kv.proto`. They are written out so that nobody needs a protobuf compiler to build the fabric library.
 
-use crate::error::FabricError;
-use prost::Message;
+use prost::{Enumeration, Message, Oneof};
+use std::time::Duration;
 use tokio_stream::{Stream, StreamExt};
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Channel;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Error, Identity};
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct KeyValue {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "5")]
-    pub(super) value: Vec<u8>,
-}
+/// Longest answer, bytes: a page of the largest values.
+const LONGEST: usize = 256 * 1024 * 1024;
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Range {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(super) range_end: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct RangeAnswer {
-    #[prost(message, repeated, tag = "2")]
-    pub(super) kvs: Vec<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Put {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(super) value: Vec<u8>,
+/// What every answer begins with.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct ResponseHeader {
+    /// Revision of the store.
     #[prost(int64, tag = "3")]
-    pub(super) lease: i64,
+    pub revision: i64,
 }
 
-/// What is not looked at.
+/// A key and what it holds.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Ignored {}
+pub struct KeyValue {
+    /// Key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Revision of its last change.
+    #[prost(int64, tag = "3")]
+    pub mod_revision: i64,
+    /// Value.
+    #[prost(bytes = "vec", tag = "5")]
+    pub value: Vec<u8>,
+    /// Lease that it hangs on; 0: none.
+    #[prost(int64, tag = "6")]
+    pub lease: i64,
+}
 
+/// Reads keys.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Op {
-    #[prost(oneof = "OpKind", tags = "1, 2, 3")]
-    pub(super) kind: Option<OpKind>,
+pub struct RangeRequest {
+    /// First key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Key after the last; empty: only the first.
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
+    /// At most so many; 0: all.
+    #[prost(int64, tag = "3")]
+    pub limit: i64,
+    /// As the store was at this revision; 0: as it is.
+    #[prost(int64, tag = "4")]
+    pub revision: i64,
+    /// Without values.
+    #[prost(bool, tag = "8")]
+    pub keys_only: bool,
 }
 
-#[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum OpKind {
-    #[prost(message, tag = "1")]
-    Range(Range),
-    #[prost(message, tag = "2")]
-    Put(Put),
-    /// `DeleteRangeRequest` has the same first two fields.
-    #[prost(message, tag = "3")]
-    Delete(Range),
-}
+impl RangeRequest {
+    /// One key.
+    pub fn of(key: impl Into<Vec<u8>>) -> Self {
+        Self { key: key.into(), ..Self::default() }
+    }
 
-impl From<OpKind> for Op {
-    fn from(kind: OpKind) -> Self {
-        Self { kind: Some(kind) }
+    /// All keys that begin so.
+    pub fn prefixed(prefix: impl Into<Vec<u8>>) -> Self {
+        let key = prefix.into();
+        Self { range_end: after_prefix(&key), key, ..Self::default() }
     }
 }
 
+/// What was read.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct OpAnswer {
-    #[prost(oneof = "OpAnswerKind", tags = "1, 2, 3")]
-    pub(super) kind: Option<OpAnswerKind>,
+pub struct RangeResponse {
+    /// When.
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<ResponseHeader>,
+    /// What.
+    #[prost(message, repeated, tag = "2")]
+    pub kvs: Vec<KeyValue>,
+    /// Whether the limit left some out.
+    #[prost(bool, tag = "3")]
+    pub more: bool,
 }
 
-#[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum OpAnswerKind {
+/// Writes a key.
+#[derive(Clone, PartialEq, Message)]
+pub struct PutRequest {
+    /// Key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Value.
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+    /// Lease that it shall hang on; 0: none.
+    #[prost(int64, tag = "3")]
+    pub lease: i64,
+}
+
+/// Removes keys.
+#[derive(Clone, PartialEq, Message)]
+pub struct DeleteRangeRequest {
+    /// First key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Key after the last; empty: only the first.
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
+}
+
+/// An answer that is not looked at.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Ignored {}
+
+/// An operation of a transaction.
+#[derive(Clone, PartialEq, Message)]
+pub struct RequestOp {
+    /// Which.
+    #[prost(oneof = "Operation", tags = "1, 2, 3")]
+    pub request: Option<Operation>,
+}
+
+/// Operations.
+#[derive(Clone, PartialEq, Oneof)]
+pub enum Operation {
+    /// Reads.
     #[prost(message, tag = "1")]
-    Range(RangeAnswer),
+    Range(RangeRequest),
+    /// Writes.
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+    /// Removes.
+    #[prost(message, tag = "3")]
+    Delete(DeleteRangeRequest),
+}
+
+impl From<Operation> for RequestOp {
+    fn from(operation: Operation) -> Self {
+        Self { request: Some(operation) }
+    }
+}
+
+/// The answer to an operation of a transaction.
+#[derive(Clone, PartialEq, Message)]
+pub struct ResponseOp {
+    /// Which.
+    #[prost(oneof = "Outcome", tags = "1, 2, 3")]
+    pub response: Option<Outcome>,
+}
+
+/// Answers to operations.
+#[derive(Clone, PartialEq, Oneof)]
+pub enum Outcome {
+    /// What was read.
+    #[prost(message, tag = "1")]
+    Range(RangeResponse),
+    /// It is written.
     #[prost(message, tag = "2")]
     Put(Ignored),
+    /// It is removed.
     #[prost(message, tag = "3")]
     Delete(Ignored),
 }
 
-/// `Compare` of a create revision with a number; `result` 0 is "equal", `target` 1 is the create revision.
+/// How a comparison compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub enum CompareResult {
+    /// It is this.
+    Equal = 0,
+    /// It is above.
+    Greater = 1,
+    /// It is below.
+    Less = 2,
+    /// It is another.
+    NotEqual = 3,
+}
+
+/// What a comparison looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub enum CompareTarget {
+    /// Changes since the key was made.
+    Version = 0,
+    /// Revision at which it was made.
+    Create = 1,
+    /// Revision of its last change.
+    Mod = 2,
+    /// Its value.
+    Value = 3,
+    /// Its lease.
+    Lease = 4,
+}
+
+/// What a key is compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Oneof)]
+pub enum CompareWith {
+    /// Revision of the last change; 0: the key is not there.
+    #[prost(int64, tag = "6")]
+    ModRevision(i64),
+}
+
+/// A condition of a transaction.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Compare {
-    #[prost(int32, tag = "1")]
-    pub(super) result: i32,
-    #[prost(int32, tag = "2")]
-    pub(super) target: i32,
+pub struct Compare {
+    /// How.
+    #[prost(enumeration = "CompareResult", tag = "1")]
+    pub result: i32,
+    /// What of the key.
+    #[prost(enumeration = "CompareTarget", tag = "2")]
+    pub target: i32,
+    /// Key.
     #[prost(bytes = "vec", tag = "3")]
-    pub(super) key: Vec<u8>,
-    /// Optional, so that zero is written, too: it is part of a `oneof`.
-    #[prost(int64, optional, tag = "5")]
-    pub(super) create_revision: Option<i64>,
+    pub key: Vec<u8>,
+    /// With what.
+    #[prost(oneof = "CompareWith", tags = "6")]
+    pub with: Option<CompareWith>,
 }
 
+impl Compare {
+    /// The key was changed last at this revision; 0: it is not there.
+    pub fn unchanged(key: impl Into<Vec<u8>>, revision: i64) -> Self {
+        Self {
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Mod.into(),
+            key: key.into(),
+            with: Some(CompareWith::ModRevision(revision)),
+        }
+    }
+}
+
+/// A transaction: if all conditions hold, the first operations, else the second.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Txn {
+pub struct TxnRequest {
+    /// Conditions.
     #[prost(message, repeated, tag = "1")]
-    pub(super) compare: Vec<Compare>,
+    pub compare: Vec<Compare>,
+    /// If they hold.
     #[prost(message, repeated, tag = "2")]
-    pub(super) success: Vec<Op>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct TxnAnswer {
-    #[prost(bool, tag = "2")]
-    pub(super) succeeded: bool,
+    pub success: Vec<RequestOp>,
+    /// If not.
     #[prost(message, repeated, tag = "3")]
-    pub(super) responses: Vec<OpAnswer>,
+    pub failure: Vec<RequestOp>,
 }
 
+/// What a transaction came to.
 #[derive(Clone, PartialEq, Message)]
-struct LeaseGrant {
+pub struct TxnResponse {
+    /// When.
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<ResponseHeader>,
+    /// Whether the conditions held.
+    #[prost(bool, tag = "2")]
+    pub succeeded: bool,
+    /// Answers in the order of the operations.
+    #[prost(message, repeated, tag = "3")]
+    pub responses: Vec<ResponseOp>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct CompactionRequest {
+    #[prost(int64, tag = "1")]
+    revision: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct LeaseGrantRequest {
     #[prost(int64, tag = "1")]
     ttl: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct LeaseId {
-    #[prost(int64, tag = "1")]
-    id: i64,
-}
-
-/// `LeaseGrantResponse` and `LeaseKeepAliveResponse`.
-#[derive(Clone, PartialEq, Message)]
-struct LeaseAnswer {
     #[prost(int64, tag = "2")]
     id: i64,
-    #[prost(int64, tag = "3")]
-    ttl: i64,
 }
 
+#[derive(Clone, Copy, PartialEq, Message)]
+struct LeaseRequest {
+    #[prost(int64, tag = "1")]
+    id: i64,
+}
+
+/// How a lease is.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct LeaseResponse {
+    /// Its number.
+    #[prost(int64, tag = "2")]
+    pub id: i64,
+    /// Seconds that it has; 0 or less: it has ended.
+    #[prost(int64, tag = "3")]
+    pub ttl: i64,
+}
+
+/// Watches keys.
+#[derive(Clone, PartialEq, Message)]
+pub struct WatchCreateRequest {
+    /// First key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Key after the last; empty: only the first.
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
+    /// From this revision on; 0: from now on.
+    #[prost(int64, tag = "3")]
+    pub start_revision: i64,
+    /// Whether a long answer may come in pieces.
+    #[prost(bool, tag = "8")]
+    pub fragment: bool,
+}
+
+impl WatchCreateRequest {
+    /// All keys that begin so.
+    pub fn prefixed(prefix: impl Into<Vec<u8>>) -> Self {
+        let key = prefix.into();
+        Self { range_end: after_prefix(&key), key, ..Self::default() }
+    }
+}
+
+/// Ours always creates; etcd's is a choice of three.
 #[derive(Clone, PartialEq, Message)]
 struct WatchRequest {
     #[prost(message, optional, tag = "1")]
-    create: Option<Range>,
+    create: Option<WatchCreateRequest>,
 }
 
+/// What a watch saw.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchAnswer {
+pub struct WatchResponse {
+    /// It begins to watch.
     #[prost(bool, tag = "3")]
-    pub(super) created: bool,
+    pub created: bool,
+    /// It watches no longer.
     #[prost(bool, tag = "4")]
-    pub(super) canceled: bool,
+    pub canceled: bool,
+    /// If that is because history was forgotten: the first revision that is still known.
+    #[prost(int64, tag = "5")]
+    pub compact_revision: i64,
+    /// More of the same revision follows.
+    #[prost(bool, tag = "7")]
+    pub fragment: bool,
+    /// What.
+    #[prost(message, repeated, tag = "11")]
+    pub events: Vec<Event>,
 }
 
-/// A connection.
-#[derive(Clone)]
-pub(super) struct Api {
-    pub(super) channel: Channel,
-    pub(super) called: String,
+/// What happened to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub enum EventType {
+    /// It was written.
+    Put = 0,
+    /// It was removed.
+    Delete = 1,
 }
 
-impl Api {
-    fn failed(&self, status: &Status) -> FabricError {
-        let text = format!("{} refuses ({:?}: {})", self.called, status.code(), status.message());
-        match status.code() {
-            tonic::Code::Unauthenticated | tonic::Code::PermissionDenied => FabricError::misuse(format!(
-                "{text}: give this node a certificate or a role that may write keys that begin with sfab/"
-            )),
-            _ => FabricError::unreachable(format!("{text}: is it running, and has it a leader? Dial again")),
+/// A change of a key.
+#[derive(Clone, PartialEq, Message)]
+pub struct Event {
+    /// Of which kind.
+    #[prost(enumeration = "EventType", tag = "1")]
+    pub kind: i32,
+    /// The key, with its value if it has one.
+    #[prost(message, optional, tag = "2")]
+    pub kv: Option<KeyValue>,
+}
+
+/// The end of the range of all keys with a prefix: the prefix with its last byte that can be raised raised.
+pub fn after_prefix(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
         }
+    }
+    vec![0]
+}
+
+/// Certificates for etcd, PEM. Prints nothing of them.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// Who signs etcd's certificates.
+    pub ca: String,
+    /// Own certificate and key, if etcd asks for one.
+    pub identity: Option<(String, String)>,
+}
+
+impl std::fmt::Debug for EtcdTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EtcdTls").field("identity", &self.identity.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// A member at an address such as `http://10.0.0.1:2379`; `https` with certificates. `connect`: how long connecting may take; `silence`: for how long a connection is believed
+/// in that says nothing, also one on which nothing is asked.
+pub fn endpoint(
+    address: impl Into<String>,
+    tls: Option<&EtcdTls>,
+    connect: Duration,
+    silence: Duration,
+) -> Result<Endpoint, Error> {
+    let mut endpoint = Endpoint::from_shared(address.into())?
+        .connect_timeout(connect)
+        .http2_keep_alive_interval(silence)
+        .keep_alive_timeout(silence)
+        .keep_alive_while_idle(true)
+        .tcp_nodelay(true);
+    if let Some(tls) = tls {
+        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca));
+        if let Some((certificate, key)) = &tls.identity {
+            config = config.identity(Identity::from_pem(certificate, key));
+        }
+        endpoint = endpoint.tls_config(config)?;
+    }
+    Ok(endpoint)
+}
+
+/// Calls on one member. A member without a leader refuses at once, instead of letting callers wait. A call that failed for the connection's sake has the transport's error as its
+/// [`std::error::Error::source`]; one that etcd refused has none.
+#[derive(Clone, Debug)]
+pub struct Client(Channel);
+
+impl Client {
+    /// On a connection.
+    pub fn new(channel: Channel) -> Self {
+        Self(channel)
+    }
+
+    async fn ready(&self) -> Result<tonic::client::Grpc<Channel>, Status> {
+        let mut grpc = tonic::client::Grpc::new(self.0.clone()).max_decoding_message_size(LONGEST);
+        grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+        Ok(grpc)
     }
 
     async fn unary<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         path: &'static str,
         question: Q,
-    ) -> Result<A, FabricError> {
-        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
-        let away = |error| {
-            FabricError::unreachable(format!("{} cannot be reached ({error}): is it running? Dial again", self.called))
-        };
-        grpc.ready().await.map_err(away)?;
-        let answer =
-            grpc.unary(Request::new(question), PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    ) -> Result<A, Status> {
+        let path = PathAndQuery::from_static(path);
+        let answer = self.ready().await?.unary(request(question), path, ProstCodec::<Q, A>::default()).await?;
+        Ok(answer.into_inner())
     }
 
     async fn streaming<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         path: &'static str,
         questions: impl Stream<Item = Q> + Send + 'static,
-    ) -> Result<Streaming<A>, FabricError> {
-        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
-        let away = |error| {
-            FabricError::unreachable(format!("{} cannot be reached ({error}): is it running? Dial again", self.called))
-        };
-        grpc.ready().await.map_err(away)?;
-        let answer = grpc
-            .streaming(Request::new(questions), PathAndQuery::from_static(path), ProstCodec::<Q, A>::default())
-            .await;
-        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    ) -> Result<Streaming<A>, Status> {
+        let path = PathAndQuery::from_static(path);
+        let answer = self.ready().await?.streaming(request(questions), path, ProstCodec::<Q, A>::default()).await?;
+        Ok(answer.into_inner())
     }
 
-    /// Carries out the operations if the comparisons hold.
-    pub(super) async fn txn(&self, compare: Vec<Compare>, success: Vec<Op>) -> Result<TxnAnswer, FabricError> {
-        self.unary("/etcdserverpb.KV/Txn", Txn { compare, success }).await
+    /// Reads.
+    pub async fn range(&self, asked: RangeRequest) -> Result<RangeResponse, Status> {
+        self.unary("/etcdserverpb.KV/Range", asked).await
     }
 
-    /// A lease of so many seconds.
-    pub(super) async fn grant(&self, ttl_s: i64) -> Result<i64, FabricError> {
-        let answer: LeaseAnswer = self.unary("/etcdserverpb.Lease/LeaseGrant", LeaseGrant { ttl: ttl_s }).await?;
-        Ok(answer.id)
+    /// Carries a transaction out.
+    pub async fn txn(&self, asked: TxnRequest) -> Result<TxnResponse, Status> {
+        self.unary("/etcdserverpb.KV/Txn", asked).await
     }
 
-    /// Ends a lease, and everything under it.
-    pub(super) async fn revoke(&self, id: i64) -> Result<(), FabricError> {
-        self.unary::<_, Ignored>("/etcdserverpb.Lease/LeaseRevoke", LeaseId { id }).await.map(drop)
+    /// Forgets what was before a revision.
+    pub async fn compact(&self, revision: i64) -> Result<(), Status> {
+        self.unary::<_, Ignored>("/etcdserverpb.KV/Compact", CompactionRequest { revision }).await.map(drop)
     }
 
-    /// Renews a lease; false if it has expired.
-    pub(super) async fn keep_alive(&self, id: i64) -> Result<bool, FabricError> {
-        let mut answers: Streaming<LeaseAnswer> =
-            self.streaming("/etcdserverpb.Lease/LeaseKeepAlive", tokio_stream::once(LeaseId { id })).await?;
-        let answer = answers.message().await.map_err(|status| self.failed(&status))?;
-        Ok(answer.is_some_and(|answer| answer.ttl > 0))
+    /// A lease of so many seconds. `id` is the number that it shall have; 0: etcd chooses.
+    pub async fn grant(&self, ttl: i64, id: i64) -> Result<LeaseResponse, Status> {
+        self.unary("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }).await
     }
 
-    /// Watches keys that begin so; it watches when this returns.
-    pub(super) async fn watch(&self, prefix: &str) -> Result<Streaming<WatchAnswer>, FabricError> {
-        let request = WatchRequest { create: Some(prefixed(prefix)) };
+    /// Ends a lease, and everything that hangs on it.
+    pub async fn revoke(&self, id: i64) -> Result<(), Status> {
+        self.unary::<_, Ignored>("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }).await.map(drop)
+    }
+
+    /// Renews a lease; false: it has ended.
+    pub async fn keep_alive(&self, id: i64) -> Result<bool, Status> {
+        let asked = tokio_stream::once(LeaseRequest { id });
+        let mut answers = self.streaming("/etcdserverpb.Lease/LeaseKeepAlive", asked).await?;
+        let answer: Option<LeaseResponse> = answers.message().await?;
+        let answer = answer.ok_or_else(|| Status::unavailable("etcd closed the stream of leases"))?;
+        Ok(answer.ttl > 0)
+    }
+
+    /// Watches. The first answer says that it was created.
+    pub async fn watch(&self, create: WatchCreateRequest) -> Result<Streaming<WatchResponse>, Status> {
         // The request's side stays open: closing it would end the watch.
-        let questions = tokio_stream::once(request).chain(tokio_stream::pending());
-        let mut answers: Streaming<WatchAnswer> = self.streaming("/etcdserverpb.Watch/Watch", questions).await?;
-        match answers.message().await.map_err(|status| self.failed(&status))? {
-            Some(WatchAnswer { created: true, canceled: false }) => Ok(answers),
-            _ => Err(FabricError::unreachable(format!("{} gives no watch: dial again", self.called))),
-        }
+        let asked = tokio_stream::once(WatchRequest { create: Some(create) }).chain(tokio_stream::pending());
+        self.streaming("/etcdserverpb.Watch/Watch", asked).await
     }
 }
 
-/// All keys that begin so.
-pub(super) fn prefixed(prefix: &str) -> Range {
-    let mut end = prefix.as_bytes().to_vec();
-    if let Some(last) = end.last_mut() {
-        // Ours are ASCII, so that there is a next letter.
-        *last += 1;
+fn request<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_last_byte_is_raised() {
+        assert_eq!(after_prefix(b"a/"), b"a0");
+        assert_eq!(after_prefix(b"a\xff"), b"b");
+        assert_eq!(after_prefix(b"\xff"), [0]);
     }
-    Range { key: prefix.as_bytes().to_vec(), range_end: end }
+
+    #[test]
+    fn messages_are_etcds_to_the_byte() {
+        // Field 3 is the key, 2 the target, 6 the revision: written although it is 0, since it is a choice of several.
+        let absent = Compare::unchanged("k", 0);
+        assert_eq!(absent.encode_to_vec(), [0x10, 2, 0x1a, 1, b'k', 0x30, 0]);
+        let put = PutRequest { key: b"k".to_vec(), value: b"v".to_vec(), lease: 5 };
+        let txn = TxnRequest {
+            compare: Vec::new(),
+            success: vec![Operation::Put(put).into()],
+            failure: vec![Operation::Range(RangeRequest::of("k")).into()],
+        };
+        let bytes = [
+            &[0x12, 10, 0x12, 8, 0x0a, 1, b'k', 0x12, 1, b'v', 0x18, 5][..],
+            &[0x1a, 5, 0x0a, 3, 0x0a, 1, b'k'],
+        ];
+        assert_eq!(txn.encode_to_vec(), bytes.concat());
+        let watch = WatchRequest { create: Some(WatchCreateRequest { fragment: true, ..WatchCreateRequest::prefixed("a") }) };
+        assert_eq!(watch.encode_to_vec(), [0x0a, 8, 0x0a, 1, b'a', 0x12, 1, b'b', 0x40, 1]);
+        assert_eq!(LeaseGrantRequest { ttl: 3, id: 7 }.encode_to_vec(), [0x08, 3, 0x10, 7]);
+    }
+
+    #[test]
+    fn an_answer_of_a_later_etcd_is_read() {
+        // A field that is not known stands before those that are.
+        let bytes = [0x7a, 1, 0xff, 0x20, 1, 0x28, 9, 0x5a, 8, 0x08, 1, 0x12, 4, 0x0a, 2, b'a', b'b'];
+        let answer = WatchResponse::decode(&bytes[..]).expect("it can be read");
+        assert!(answer.canceled && !answer.created && answer.compact_revision == 9);
+        assert_eq!((answer.events[0].kind(), answer.events[0].kv.as_ref().map(|kv| kv.key.as_slice())), (EventType::Delete, Some(&b"ab"[..])));
+        assert!(WatchResponse::decode(&bytes[..bytes.len() - 1]).is_err(), "the twin that was cut");
+    }
 }

@@ -9,7 +9,7 @@
 mod cm_channel;
 mod credential_files;
 mod etcd;
-mod etcd_api;
+pub mod etcd_api;
 mod frame;
 mod handshake;
 mod mailbox;

@@ -11,9 +11,10 @@ mod transaction;
 mod watch;
 
 use super::{Change, Entry, Guard, LeaseId, Pending, Revision, Store, StoreError, Watch, rules};
-use crate::proto::etcd::{CompactionRequest, KeyValue, RangeRequest, RangeResponse};
 use failure::Failed;
 use members::Members;
+pub use scalefabric_fabric::exchange::etcd_api::EtcdTls as Tls;
+use scalefabric_fabric::exchange::etcd_api::{KeyValue, RangeRequest, RangeResponse, after_prefix};
 use std::time::Duration;
 use transaction::Receipts;
 
@@ -31,21 +32,6 @@ pub struct Settings {
     pub patience: Duration,
     /// Certificates.
     pub tls: Option<Tls>,
-}
-
-/// Certificates for etcd, PEM.
-#[derive(Clone)]
-pub struct Tls {
-    /// Who signs etcd's certificates.
-    pub ca: String,
-    /// Own certificate and key, if etcd asks for one.
-    pub identity: Option<(String, String)>,
-}
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("identity", &self.identity.is_some()).finish_non_exhaustive()
-    }
 }
 
 impl Settings {
@@ -84,8 +70,7 @@ impl Etcd {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse, StoreError> {
         let mut attempt = self.members.attempt();
         loop {
-            let mut client = attempt.kv();
-            match attempt.bounded(client.range(attempt.request(request.clone()))).await {
+            match attempt.bounded(attempt.member().range(request.clone())).await {
                 Ok(answer) => return Ok(answer),
                 // Reading changes nothing, so it may always be tried again.
                 Err(failed) => attempt.again(failed.surely_not_done()).await?,
@@ -105,18 +90,6 @@ fn revision(number: i64) -> Revision {
     Revision(u64::try_from(number).unwrap_or(0))
 }
 
-/// The end of the range of all keys with a prefix: the prefix with its last byte that can be raised raised.
-fn after_prefix(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return end;
-        }
-    }
-    vec![0]
-}
-
 impl Store for Etcd {
     fn kind(&self) -> &'static str {
         "etcd"
@@ -125,7 +98,7 @@ impl Store for Etcd {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
         Box::pin(async move {
             rules::key(key)?;
-            let answer = self.range(RangeRequest { key: self.full(key), ..RangeRequest::default() }).await?;
+            let answer = self.range(RangeRequest::of(self.full(key))).await?;
             Ok(answer.kvs.into_iter().find_map(|pair| entry(&self.root, pair)))
         })
     }
@@ -191,25 +164,11 @@ impl Store for Etcd {
             let number = i64::try_from(up_to.0).unwrap_or(i64::MAX);
             let mut attempt = self.members.attempt();
             loop {
-                let request = attempt.request(CompactionRequest { revision: number });
-                let mut client = attempt.kv();
-                match attempt.bounded(client.compact(request)).await {
+                match attempt.bounded(attempt.member().compact(number)).await {
                     Ok(_) | Err(Failed::Compacted | Failed::Future) => return Ok(()),
                     Err(failed) => attempt.again(failed.surely_not_done()).await?,
                 }
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prefix_ends_where_its_last_byte_is_raised() {
-        assert_eq!(after_prefix(b"a/"), b"a0");
-        assert_eq!(after_prefix(b"a\xff"), b"b");
-        assert_eq!(after_prefix(b"\xff"), [0]);
     }
 }

@@ -7,9 +7,9 @@
 use super::super::{Change, Guard, Revision, StoreError};
 use super::members::Attempt;
 use super::{Etcd, Failed, revision};
-use crate::proto::etcd::compare::{CompareResult, CompareTarget, TargetUnion};
-use crate::proto::etcd::{Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
-use crate::proto::etcd::{TxnResponse, request_op, response_op};
+use scalefabric_fabric::exchange::etcd_api::{
+    Compare, DeleteRangeRequest, KeyValue, Operation, Outcome, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
+};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 
@@ -128,7 +128,7 @@ fn settle(answer: &TxnResponse, receipt: &mut Receipt, text: &[u8]) -> Settled {
         return Settled::Done(revision(at));
     }
     let found = answer.responses.iter().find_map(|one| match &one.response {
-        Some(response_op::Response::ResponseRange(range)) => range.kvs.first(),
+        Some(Outcome::Range(range)) => range.kvs.first(),
         _ => None,
     });
     let at = found.map_or(0, |pair: &KeyValue| pair.mod_revision);
@@ -144,14 +144,13 @@ fn settle(answer: &TxnResponse, receipt: &mut Receipt, text: &[u8]) -> Settled {
 }
 
 async fn send(attempt: &Attempt<'_>, request: TxnRequest) -> Result<TxnResponse, Failed> {
-    let mut client = attempt.kv();
-    attempt.bounded(client.txn(attempt.request(request))).await
+    attempt.bounded(attempt.member().txn(request)).await
 }
 
 /// Changes the receipt, so that no copy sent before can take effect. Whether it or a copy came first, the next copy finds out.
 async fn shut_out(attempt: &Attempt<'_>, receipt: &mut Receipt) -> Result<(), Failed> {
     let request = TxnRequest {
-        compare: vec![unchanged(receipt.key.as_bytes(), receipt.seen)],
+        compare: vec![Compare::unchanged(receipt.key.as_bytes(), receipt.seen)],
         success: vec![put(receipt.key.as_bytes(), b"shut out", 0)],
         failure: Vec::new(),
     };
@@ -164,49 +163,33 @@ async fn shut_out(attempt: &Attempt<'_>, receipt: &mut Receipt) -> Result<(), Fa
 
 fn transaction(store: &Etcd, guards: &[Guard], changes: &[Change], receipt: &Receipt, text: &[u8]) -> TxnRequest {
     let key = receipt.key.as_bytes();
-    let mut compare = vec![unchanged(key, receipt.seen)];
-    compare.extend(guards.iter().map(|guard| unchanged(&store.full(&guard.key), guard.revision.0.cast_signed())));
+    let mut compare = vec![Compare::unchanged(key, receipt.seen)];
+    compare.extend(guards.iter().map(|guard| Compare::unchanged(store.full(&guard.key), guard.revision.0.cast_signed())));
     let mut success = vec![put(key, text, 0)];
     success.extend(changes.iter().map(|change| match change {
         Change::Put { key, value, lease } => put(&store.full(key), value, lease.map_or(0, |lease| lease.0)),
         Change::Delete { key } => delete(store.full(key)),
     }));
-    let read = RangeRequest { key: key.to_vec(), ..RangeRequest::default() };
-    TxnRequest { compare, success, failure: vec![operation(request_op::Request::RequestRange(read))] }
-}
-
-fn unchanged(key: &[u8], at: i64) -> Compare {
-    Compare {
-        result: CompareResult::Equal.into(),
-        target: CompareTarget::Mod.into(),
-        key: key.to_vec(),
-        target_union: Some(TargetUnion::ModRevision(at)),
-    }
+    TxnRequest { compare, success, failure: vec![Operation::Range(RangeRequest::of(key)).into()] }
 }
 
 fn put(key: &[u8], value: &[u8], lease: i64) -> RequestOp {
-    operation(request_op::Request::RequestPut(PutRequest { key: key.to_vec(), value: value.to_vec(), lease }))
+    Operation::Put(PutRequest { key: key.to_vec(), value: value.to_vec(), lease }).into()
 }
 
 fn delete(key: Vec<u8>) -> RequestOp {
-    operation(request_op::Request::RequestDeleteRange(DeleteRangeRequest { key }))
-}
-
-fn operation(request: request_op::Request) -> RequestOp {
-    RequestOp { request: Some(request) }
+    Operation::Delete(DeleteRangeRequest { key, range_end: Vec::new() }).into()
 }
 
 /// Sweeps away receipts that nobody has written since a revision: their processes are gone. Who still has one finds it changed and goes on.
 pub async fn forget(store: &Etcd, up_to: Revision) -> Result<(), StoreError> {
-    let prefix = store.full(PREFIX);
-    let range_end = super::after_prefix(&prefix);
-    let request =
-        RangeRequest { key: prefix, range_end, limit: super::PAGE, keys_only: true, ..RangeRequest::default() };
+    let all = RangeRequest::prefixed(store.full(PREFIX));
+    let request = RangeRequest { limit: super::PAGE, keys_only: true, ..all };
     let found = store.range(request).await?;
     let old = |pair: &&KeyValue| revision(pair.mod_revision) <= up_to;
     for pair in found.kvs.iter().filter(old) {
         let request = TxnRequest {
-            compare: vec![unchanged(&pair.key, pair.mod_revision)],
+            compare: vec![Compare::unchanged(pair.key.as_slice(), pair.mod_revision)],
             success: vec![delete(pair.key.clone())],
             failure: Vec::new(),
         };

@@ -2,11 +2,8 @@
 
 use super::super::{Event, Pending, Revision, StoreError, Watch};
 use super::members::Members;
-use super::{Failed, after_prefix, entry, revision, transaction};
-use crate::proto::etcd::event::EventType;
-use crate::proto::etcd::{WatchCreateRequest, WatchRequest, WatchResponse, watch_request};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use super::{Failed, entry, revision, transaction};
+use scalefabric_fabric::exchange::etcd_api::{EventType, WatchCreateRequest, WatchResponse};
 use tonic::Streaming;
 
 /// The watch.
@@ -15,15 +12,9 @@ pub struct Reader {
     root: String,
     prefix: Vec<u8>,
     after: Revision,
-    open: Option<Open>,
+    open: Option<Streaming<WatchResponse>>,
     /// Of an answer that came in fragments.
     pieces: Vec<Event>,
-}
-
-struct Open {
-    answers: Streaming<WatchResponse>,
-    /// etcd ends the watch when this is dropped.
-    _requests: mpsc::Sender<WatchRequest>,
 }
 
 impl Reader {
@@ -50,20 +41,13 @@ impl Reader {
         }
     }
 
-    async fn try_open(&self, attempt: &super::members::Attempt<'_>) -> Result<Open, Failed> {
+    async fn try_open(&self, attempt: &super::members::Attempt<'_>) -> Result<Streaming<WatchResponse>, Failed> {
         let create = WatchCreateRequest {
-            key: self.prefix.clone(),
-            range_end: after_prefix(&self.prefix),
             start_revision: self.after.0.cast_signed() + 1,
             fragment: true,
+            ..WatchCreateRequest::prefixed(self.prefix.as_slice())
         };
-        let (requests, queue) = mpsc::channel(1);
-        let create = WatchRequest { request_union: Some(watch_request::RequestUnion::CreateRequest(create)) };
-        requests.try_send(create).map_err(|error| Failed::NotDone(error.to_string()))?;
-        let mut client = attempt.watch();
-        let call = client.watch(attempt.request(ReceiverStream::new(queue)));
-        let answers = attempt.bounded(call).await?;
-        Ok(Open { answers, _requests: requests })
+        attempt.bounded(attempt.member().watch(create)).await
     }
 
     fn heard(&mut self, answer: WatchResponse) -> Result<Option<Vec<Event>>, StoreError> {
@@ -75,7 +59,7 @@ impl Reader {
             return Ok(None);
         }
         for event in answer.events {
-            let is_put = event.r#type() == EventType::Put;
+            let is_put = event.kind() == EventType::Put;
             let Some(entry) = event.kv.and_then(|pair| entry(&self.root, pair)) else { continue };
             if entry.key.starts_with(transaction::PREFIX) {
                 continue;
@@ -105,7 +89,7 @@ impl Watch for Reader {
                     self.reopen().await?;
                     continue;
                 };
-                match open.answers.message().await {
+                match open.message().await {
                     Ok(Some(answer)) => {
                         if let Some(events) = self.heard(answer)? {
                             return Ok(events);
