@@ -60,6 +60,10 @@ pub struct ConnectionRecord {
     pub generation: u64,
 }
 
+/// Names an order that a [`Directory`] gave, within that directory. It is never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OrderId(pub u64);
+
 /// What may be ordered of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "order")]
@@ -205,11 +209,11 @@ pub trait Directory: Send + Sync + Debug {
     /// May a connection of `tenant` be made to `service`, and in which partition? From the last known policy; an error says who forbids it. Both ends ask.
     fn may_connect(&self, tenant: &str, service: &str) -> Result<PKey, FabricError>;
 
-    /// Takes the next order, if there is one.
-    fn next_order(&self) -> Option<Order>;
+    /// Takes the next order, if there is one, with the name by which it is answered: two orders may say the same.
+    fn next_order(&self) -> Option<(OrderId, Order)>;
 
-    /// Answers an order.
-    fn answer(&self, order: &Order, result: OrderResult);
+    /// Answers an order, once. An answer to an order that is not known, or was answered, is left alone.
+    fn answer(&self, order: OrderId, result: OrderResult);
 
     /// Whether it moves connections away from load and losses by itself: then no connection does so of its own accord.
     fn balances(&self) -> bool {
@@ -255,9 +259,9 @@ impl Directory for NoDirectory {
         Ok(PKey::DEFAULT)
     }
 
-    fn next_order(&self) -> Option<Order> {
+    fn next_order(&self) -> Option<(OrderId, Order)> {
         None
     }
 
-    fn answer(&self, _: &Order, _: OrderResult) {}
+    fn answer(&self, _: OrderId, _: OrderResult) {}
 }

@@ -12,7 +12,7 @@ use crate::local::{Carried, FromProcess, Policy};
 use crate::memory::Memory;
 use crate::tenant::{Quota, Tenants};
 use scalefabric_fabric::directory::{
-    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Order, OrderResult, ServiceAddress,
+    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Order, OrderId, OrderResult, ServiceAddress,
 };
 use scalefabric_fabric::{Directory, FabricError, Fault};
 use scalefabric_verbs::PKey;
@@ -109,8 +109,10 @@ struct State {
     /// Their quotas, from the policy.
     quotas: BTreeMap<String, Quota>,
     orders: VecDeque<(String, Order)>,
-    /// Handed out and not answered.
-    given: Vec<(String, Order)>,
+    /// Handed out and not answered: what the agent calls them.
+    given: HashMap<OrderId, String>,
+    /// How many were handed out.
+    handed_out: u64,
     /// Counts links; what came over an earlier one is of no use.
     link: u64,
     linked: bool,
@@ -223,17 +225,18 @@ impl Directory for AgentDirectory {
         }
     }
 
-    fn next_order(&self) -> Option<Order> {
+    fn next_order(&self) -> Option<(OrderId, Order)> {
         let mut state = self.shared.state();
-        let (id, order) = state.orders.pop_front()?;
-        state.given.push((id, order.clone()));
-        Some(order)
+        let (name, order) = state.orders.pop_front()?;
+        state.handed_out += 1;
+        let id = OrderId(state.handed_out);
+        state.given.insert(id, name);
+        Some((id, order))
     }
 
-    fn answer(&self, order: &Order, result: OrderResult) {
+    fn answer(&self, order: OrderId, result: OrderResult) {
         self.shared.change(|state| {
-            if let Some(place) = state.given.iter().position(|(_, given)| given == order) {
-                let (id, _) = state.given.remove(place);
+            if let Some(id) = state.given.remove(&order) {
                 state.queue.push_back(FromProcess::Answer { id, outcome: result });
             }
         });
@@ -288,5 +291,38 @@ impl Directory for AgentDirectory {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::ToProcess;
+    use scalefabric_fabric::directory::FencingToken;
+
+    #[test]
+    fn two_orders_that_say_the_same_are_answered_each_by_its_own_name() {
+        let directory = AgentDirectory::by_hand(Memory::default(), by_tenants);
+        directory.link();
+        directory.take();
+        let connection = ConnectionId { origin: "n1/1".into(), serial: 1 };
+        let order = Order::Close { connection, token: FencingToken(5), reason: "again".into() };
+        for id in ["a", "b"] {
+            assert!(directory.hear(ToProcess::Order { id: id.into(), order: order.clone() }));
+        }
+        let (first, second) = (directory.next_order().expect("the first"), directory.next_order().expect("the second"));
+        assert_eq!((&first.1, &second.1), (&order, &order));
+        let done = OrderResult::Done { generation: 1, pause_us: 0 };
+        let failed = OrderResult::RolledBack { reason: "no".into() };
+        directory.answer(second.0, done.clone());
+        directory.answer(first.0, failed.clone());
+        // Twice, and of nobody.
+        directory.answer(first.0, done.clone());
+        directory.answer(OrderId(77), done.clone());
+        let answers = [
+            FromProcess::Answer { id: "b".into(), outcome: done },
+            FromProcess::Answer { id: "a".into(), outcome: failed },
+        ];
+        assert_eq!(directory.take(), answers);
     }
 }

@@ -4,7 +4,7 @@
 use super::dice::Dice;
 use super::{MS, gid};
 use scalefabric_fabric::directory::{
-    ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Order, OrderResult,
+    ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Order, OrderId, OrderResult,
 };
 use scalefabric_fabric::session::{
     Abilities, Action, Body, Change, Drained, Input, LaneId, MemoryOffer, Patience, QpOffer, Role, Session, Setup,
@@ -32,7 +32,7 @@ pub enum Effect {
         key: Option<u32>,
     },
     Publish(Box<ConnectionRecord>),
-    Answered(Order, OrderResult),
+    Answered(OrderId, OrderResult),
     /// Messages that the application received.
     Received(u64),
     /// A lane came into use.
@@ -93,7 +93,7 @@ pub struct End {
     /// Resolves as if the peer had received one less: a canary.
     pub forgets: bool,
     inputs: VecDeque<Input>,
-    orders: Vec<(FencingToken, Order)>,
+    orders: Vec<(FencingToken, OrderId)>,
     log: VecDeque<u64>,
     posted: usize,
     executed: u64,
@@ -178,8 +178,8 @@ impl End {
         self.run(now_ns, at);
     }
 
-    /// An order to move.
-    pub fn order(&mut self, order: &Order, now_ns: u64, at: u64) {
+    /// An order to move or to close.
+    pub fn order(&mut self, id: OrderId, order: &Order, now_ns: u64, at: u64) {
         let (token, input) = match order {
             Order::Move { path, token, reason, .. } => (*token, Input::Move(change(path, *token, reason))),
             Order::Close { token, reason, .. } => {
@@ -187,7 +187,7 @@ impl End {
             }
             Order::RotateKeys { .. } => return,
         };
-        self.orders.push((token, order.clone()));
+        self.orders.push((token, id));
         self.handle(input, now_ns, at);
     }
 

@@ -11,7 +11,7 @@ use crate::memory::Memory;
 use crate::message::{self, Answer};
 use crate::proto::control as proto;
 use scalefabric_fabric::Directory;
-use scalefabric_fabric::directory::{ConnectionId, ConnectionRecord, Order, ServiceAddress};
+use scalefabric_fabric::directory::{ConnectionId, ConnectionRecord, Order, OrderId, ServiceAddress};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,7 +130,7 @@ pub struct Process {
     /// The key of the memory that it lends; what it lent before; connections whose peers may still use that.
     pub keys: Keys,
     /// Orders that came and have not been given to their connections.
-    pub orders: Vec<Order>,
+    pub orders: Vec<(OrderId, Order)>,
 }
 
 /// Keys of the memory that a process lends.
@@ -140,7 +140,7 @@ pub struct Keys {
     /// The key before, and until when by the world's clock it may be good at most.
     pub before: Option<(u32, u64)>,
     /// The order that asked for it, answered when the key before is withdrawn.
-    pub order: Option<Order>,
+    pub order: Option<OrderId>,
     /// Ends that have yet to say that the key before is not used any more.
     pub waits: std::collections::BTreeSet<ConnectionId>,
 }

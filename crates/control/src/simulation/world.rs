@@ -14,7 +14,7 @@ use crate::rebalance::{ConnectionLoad, PortLoad, UtilisationReport};
 use crate::store::Event as StoreEvent;
 use crate::topology::PortName;
 use scalefabric_fabric::Directory;
-use scalefabric_fabric::directory::{ConnectionId, FencingToken, Order, OrderResult};
+use scalefabric_fabric::directory::{ConnectionId, FencingToken, Order, OrderId, OrderResult};
 use scalefabric_fabric::session::{Body, Input, Purpose, Role};
 use std::collections::BTreeMap;
 
@@ -570,7 +570,7 @@ impl World {
 
     /// Orders that came to a process go to its connections.
     fn obey(&mut self, slot: usize) {
-        for order in std::mem::take(&mut self.processes[slot].orders) {
+        for (id, order) in std::mem::take(&mut self.processes[slot].orders) {
             let node = &self.nodes[slot / PER_NODE];
             self.checker.given(node, &order);
             let (now, clock) = (self.now, self.processes[slot].clock(self.now));
@@ -579,16 +579,16 @@ impl World {
                     let key = (slot, connection.clone());
                     match self.ends.get_mut(&key).filter(|end| end.closed.is_none()) {
                         Some(end) => {
-                            end.order(&order, clock, now);
+                            end.order(id, &order, clock, now);
                             self.carry(&key);
                         }
                         None => {
                             let reason = "not a connection of this process".into();
-                            self.processes[slot].directory.answer(&order, OrderResult::RolledBack { reason });
+                            self.processes[slot].directory.answer(id, OrderResult::RolledBack { reason });
                         }
                     }
                 }
-                Order::RotateKeys { .. } => self.rotate(slot, Some(order.clone())),
+                Order::RotateKeys { .. } => self.rotate(slot, Some(id)),
             }
         }
     }
@@ -831,10 +831,10 @@ impl World {
     }
 
     /// New keys for the memory that a process lends. While old ones are still being withdrawn another rotation is not begun.
-    pub fn rotate(&mut self, slot: usize, order: Option<Order>) {
+    pub fn rotate(&mut self, slot: usize, order: Option<OrderId>) {
         let process = &mut self.processes[slot];
         if process.keys.before.is_some() {
-            if let Some(order) = &order {
+            if let Some(order) = order {
                 process.directory.answer(order, OrderResult::RolledBack { reason: "keys are being rotated".into() });
             }
             return;
@@ -867,7 +867,7 @@ impl World {
         if process.keys.before.take().is_some()
             && let Some(order) = process.keys.order.take()
         {
-            process.directory.answer(&order, OrderResult::Rotated { keys: 1, peers: 0, late: 0 });
+            process.directory.answer(order, OrderResult::Rotated { keys: 1, peers: 0, late: 0 });
         }
     }
 
@@ -922,7 +922,7 @@ impl World {
             Effect::Answered(order, result) => {
                 self.note(|| format!("{key:?} answers {result:?}"));
                 self.checker.answered(&result, self.now);
-                self.processes[key.0].directory.answer(&order, result);
+                self.processes[key.0].directory.answer(order, result);
             }
             Effect::Received(number) => self.checker.received(key, number),
             Effect::Used => {

@@ -89,18 +89,18 @@ async fn a_move_is_told_with_its_why_and_a_reader_that_comes_back_misses_nothing
         order.is_some()
     })
     .await;
-    let order = order.expect("just seen");
+    let (id, order) = order.expect("just seen");
     assert!(matches!(order, Order::Move { .. }));
     (own.path, own.alternatives, own.generation) = (path(2), vec![path(1)], 2);
     process.publish(own);
-    process.answer(&order, OrderResult::Done { generation: 2, pause_us: 40 });
+    process.answer(id, OrderResult::Done { generation: 2, pause_us: 40 });
     // What the process tells and what it answers travel apart: either may be first. The log has both.
     let mut again = Stream::open(http, "", &format!("Last-Event-ID: {place}\r\n")).await;
     let moved = again.next("connection-moved").await;
     assert_eq!(moved.data["text"], "node1/1 1 moved from node1/sf0/1 to sf0/2");
     assert_eq!(moved.data["why"], "the operator wants it there");
     let mut recent = Value::Null;
-    for _ in 0..1_000 {
+    for _ in 0..6_000 {
         recent = call(http, "GET /v1/events/recent?origin=node1/1&serial=1", "", "").await.1;
         if recent["events"].as_array().is_some_and(|events| events.len() == 3) {
             break;

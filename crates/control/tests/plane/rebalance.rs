@@ -38,16 +38,16 @@ async fn what_the_operator_wishes_is_ordered_carried_out_and_explained() {
         order.is_some()
     })
     .await;
-    let order = order.expect("just seen");
+    let (id, order) = order.expect("just seen");
     let Order::Move { path: to, token, reason, .. } = &order else { panic!("{order:?}") };
     assert_eq!((to, reason.as_str()), (&path(2), "the operator wants it there"));
     assert_eq!(replica.shared.token().await, Ok(Some(*token)));
     (own.path, own.alternatives, own.generation) = (path(2), vec![path(1)], 2);
     process.publish(own);
-    process.answer(&order, OrderResult::Done { generation: 2, pause_us: 40 });
+    process.answer(id, OrderResult::Done { generation: 2, pause_us: 40 });
     let explained = async || call(http, "GET /v1/rebalance/decisions?origin=node1/1&serial=1", "", "").await.1;
     let mut page = Value::Null;
-    for _ in 0..1_000 {
+    for _ in 0..3_000 {
         page = explained().await;
         if page["decisions"][0]["outcome"]["outcome"] == "done" {
             break;

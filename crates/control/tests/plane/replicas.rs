@@ -65,8 +65,8 @@ async fn any_replica_is_killed_and_the_others_serve() {
     let order = Order::Move { connection, path: path(2), token, reason: "test".into() };
     let answering = std::thread::spawn(move || {
         loop {
-            if let Some(order) = process.next_order() {
-                process.answer(&order, scalefabric_fabric::directory::OrderResult::RolledBack { reason: "no".into() });
+            if let Some((id, _)) = process.next_order() {
+                process.answer(id, scalefabric_fabric::directory::OrderResult::RolledBack { reason: "no".into() });
                 return process;
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -24,9 +24,9 @@ impl Process {
         let (saw, ended): (Arc<Mutex<Vec<Order>>>, _) = (Arc::clone(&seen), Arc::clone(&end));
         let thread = std::thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                while let Some(order) = directory.next_order() {
+                while let Some((id, order)) = directory.next_order() {
                     saw.lock().unwrap().push(order.clone());
-                    directory.answer(&order, answer.clone());
+                    directory.answer(id, answer.clone());
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -11,7 +11,7 @@ use super::log::Bounds;
 use super::receive::ReceivePool;
 use super::task::{Dial, Task};
 use super::traffic::{self, Counted};
-use crate::directory::{ConnectionId, Directory, FencingToken, Order, OrderResult};
+use crate::directory::{ConnectionId, Directory, FencingToken, Order, OrderId, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange, Listener as PeerListener};
 use crate::session::{Abilities, Body, Change, Input, LaneId, Message, Purpose, Role, Session, Setup, VERSION};
@@ -273,13 +273,13 @@ async fn take_orders(shared: Arc<Shared>) {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        while let Some(order) = shared.directory.next_order() {
-            tokio::spawn(carry_out(shared.clone(), order));
+        while let Some((id, order)) = shared.directory.next_order() {
+            tokio::spawn(carry_out(shared.clone(), id, order));
         }
     }
 }
 
-async fn carry_out(shared: Arc<Shared>, order: Order) {
+async fn carry_out(shared: Arc<Shared>, id: OrderId, order: Order) {
     let result = match &order {
         Order::Move { connection, path, token, reason } => {
             let change =
@@ -294,7 +294,7 @@ async fn carry_out(shared: Arc<Shared>, order: Order) {
             lend::carry_out(shared.clone(), *token, Duration::from_millis(*overlap_ms), tenant.clone()).await
         }
     };
-    shared.directory.answer(&order, result);
+    shared.directory.answer(id, result);
 }
 
 impl Shared {

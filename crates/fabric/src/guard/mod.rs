@@ -152,7 +152,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::{ConnectionRecord, Order, OrderResult, ServiceAddress};
+    use crate::directory::{ConnectionRecord, Order, OrderId, OrderResult, ServiceAddress};
     use crate::error::FabricError;
     use scalefabric_verbs::PKey;
 
@@ -169,10 +169,10 @@ mod tests {
         fn may_connect(&self, _: &str, _: &str) -> Result<PKey, FabricError> {
             Ok(PKey::DEFAULT)
         }
-        fn next_order(&self) -> Option<Order> {
+        fn next_order(&self) -> Option<(OrderId, Order)> {
             None
         }
-        fn answer(&self, _: &Order, _: OrderResult) {}
+        fn answer(&self, _: OrderId, _: OrderResult) {}
         fn allowance(&self, _: &str) -> Allowance {
             let limit = |most, elsewhere| Some(Limit { most, elsewhere });
             Allowance { qps: limit(3, 1), memory_bytes: limit(100, 0), ..Allowance::default() }

@@ -1,7 +1,7 @@
 //! New keys while traffic runs: the honest peer notices nothing, who shows an old key is refused; on demand, on schedule and by order; and no key in any text.
 
 use scalefabric_fabric::directory::{
-    ConnectionId, ConnectionRecord, Directory, FencingToken, Order, OrderResult, ServiceAddress,
+    ConnectionId, ConnectionRecord, Directory, FencingToken, Order, OrderId, OrderResult, ServiceAddress,
 };
 use scalefabric_fabric::endpoint::{Completion, Config, Connection, Fabric, Operation, Piece, Remote, Target};
 use scalefabric_fabric::exchange::Tcp;
@@ -249,10 +249,10 @@ impl Directory for Orders {
     fn may_connect(&self, _: &str, _: &str) -> Result<PKey, FabricError> {
         Ok(PKey::DEFAULT)
     }
-    fn next_order(&self) -> Option<Order> {
-        self.given.lock().unwrap().pop()
+    fn next_order(&self) -> Option<(OrderId, Order)> {
+        self.given.lock().unwrap().pop().map(|order| (OrderId(1), order))
     }
-    fn answer(&self, _: &Order, result: OrderResult) {
+    fn answer(&self, _: OrderId, result: OrderResult) {
         self.answers.lock().unwrap().push(result);
     }
 }
