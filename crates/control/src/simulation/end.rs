@@ -1,7 +1,8 @@
-//! One end of a connection: a shipped session, and below it a model of QPs and of the sender's and receiver's logs as `fabric::endpoint` keeps them. What it wants of
+//! One end of a connection: a shipped session, and below it QPs ([`super::lane`]) and a model of the sender's and receiver's logs as `fabric::endpoint` keeps them. What it wants of
 //! the network comes out as [`Effect`]s. It checks nothing.
 
 use super::dice::Dice;
+use super::lane::{Fate, Lane};
 use super::{MS, gid};
 use scalefabric_fabric::directory::{
     ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Order, OrderId, OrderResult,
@@ -14,10 +15,6 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Messages that are posted and not acknowledged at most.
 const DEPTH: usize = 16;
-/// A lane makes no progress for so long: everything is sent again.
-const RESEND_NS: u64 = 300 * MS;
-/// Nothing reaches the peer's QP for so long: the QP fails.
-const RETRIES_NS: u64 = 2_000 * MS;
 
 /// What an end wants of the world.
 #[derive(Debug)]
@@ -40,35 +37,6 @@ pub enum Effect {
     /// Keys from before the last offer may be withdrawn.
     Revoked,
     Closed(FabricError),
-}
-
-/// A QP.
-#[derive(Debug)]
-pub struct Lane {
-    pub qp: u32,
-    pub peer: Option<u32>,
-    pub path: Path,
-    next_psn: u64,
-    /// Place, number, key.
-    unacked: VecDeque<(u64, u64, Option<u32>)>,
-    expected: u64,
-    stash: VecDeque<u64>,
-    open: bool,
-    after: Option<u64>,
-    progress_ns: u64,
-    lost_since: Option<u64>,
-    told_broken: bool,
-    /// In SQD: nothing new is begun. Whether it was told that all has ended.
-    drains: Option<bool>,
-}
-
-/// What became of a message that came to a QP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Everything up to this place has come.
-    Ack(u64),
-    /// One before it is missing.
-    Gap,
 }
 
 /// One end.
@@ -234,19 +202,9 @@ impl End {
                 continue;
             }
             if reaches(lane) {
-                lane.lost_since = None;
-                if !lane.unacked.is_empty() && at >= lane.progress_ns + RESEND_NS {
-                    lane.progress_ns = at;
-                    for (psn, number, key) in &lane.unacked {
-                        self.out.push(Effect::Data { qp: lane.qp, psn: *psn, number: *number, key: *key });
-                    }
-                }
-            } else if !lane.unacked.is_empty() || (probes && self.using == Some(*id)) {
-                let since = *lane.lost_since.get_or_insert(at);
-                if at >= since + RETRIES_NS && !lane.told_broken {
-                    lane.told_broken = true;
-                    broken.push(*id);
-                }
+                self.out.extend(lane.retry(at));
+            } else if lane.fails(probes && self.using == Some(*id), at) {
+                broken.push(*id);
             }
         }
         for lane in broken {
@@ -259,15 +217,7 @@ impl End {
     pub fn take(&mut self, qp: u32, from: u32, psn: u64, number: u64, now_ns: u64, at: u64) -> Option<Fate> {
         let (id, lane) = self.lanes.iter_mut().find(|(_, lane)| lane.qp == qp && lane.peer == Some(from))?;
         let id = *id;
-        let fate = match psn.cmp(&lane.expected) {
-            std::cmp::Ordering::Less => Fate::Ack(lane.expected),
-            std::cmp::Ordering::Greater => Fate::Gap,
-            std::cmp::Ordering::Equal => {
-                lane.expected += 1;
-                lane.stash.push_back(number);
-                Fate::Ack(lane.expected)
-            }
-        };
+        let fate = lane.take(psn, number);
         if self.lanes[&id].open {
             self.deliver(id);
         }
@@ -279,13 +229,10 @@ impl End {
     /// The peer has everything before this place.
     pub fn acknowledge(&mut self, qp: u32, up_to: u64, now_ns: u64, at: u64) {
         let Some(lane) = self.lanes.values_mut().find(|lane| lane.qp == qp) else { return };
-        while lane.unacked.front().is_some_and(|(psn, ..)| *psn < up_to) {
-            lane.unacked.pop_front();
-            lane.progress_ns = at;
-            self.log.pop_front();
-            self.posted -= 1;
-            self.executed += 1;
-        }
+        let done = lane.acknowledge(up_to, at);
+        self.log.drain(..done);
+        self.posted -= done;
+        self.executed += done as u64;
         self.push_data(at);
         self.settle();
         self.run(now_ns, at);
@@ -422,22 +369,7 @@ impl End {
             port: String::new(),
             srq_num: None,
         };
-        let lane = Lane {
-            qp,
-            peer: None,
-            path,
-            next_psn: 0,
-            unacked: VecDeque::new(),
-            expected: 0,
-            stash: VecDeque::new(),
-            open: false,
-            after: None,
-            progress_ns: at,
-            lost_since: None,
-            told_broken: false,
-            drains: None,
-        };
-        self.lanes.insert(id, lane);
+        self.lanes.insert(id, Lane::new(qp, path, at));
         self.inputs.push_back(Input::Made { lane: id, qp: offer });
     }
 
@@ -472,14 +404,9 @@ impl End {
         let (false, Some(using)) = (self.hold, self.using) else { return };
         let Some(lane) = self.lanes.get_mut(&using).filter(|lane| lane.drains.is_none()) else { return };
         while self.posted < self.log.len().min(DEPTH) {
-            let (psn, number, key) = (lane.next_psn, self.log[self.posted], self.key.map(|(_, key)| key));
-            if lane.unacked.is_empty() {
-                lane.progress_ns = at;
-            }
-            lane.next_psn += 1;
-            lane.unacked.push_back((psn, number, key));
+            let key = self.key.map(|(_, key)| key);
+            self.out.push(lane.send(self.log[self.posted], key, at));
             self.posted += 1;
-            self.out.push(Effect::Data { qp: lane.qp, psn, number, key });
         }
     }
 
@@ -511,7 +438,7 @@ impl End {
     /// Looks whether what is waited for has come about: nothing is on earlier lanes, nothing is outstanding where nothing is begun, nothing uses earlier keys.
     fn settle(&mut self) {
         for (id, lane) in &mut self.lanes {
-            if lane.drains == Some(false) && lane.unacked.is_empty() {
+            if lane.drains == Some(false) && lane.is_quiet() {
                 lane.drains = Some(true);
                 self.inputs.push_back(Input::Quiet { lane: *id });
             }
@@ -525,7 +452,7 @@ impl End {
         if let Some((round, key)) = self.key
             && round > self.key_told
         {
-            let mut used = self.lanes.values().flat_map(|lane| &lane.unacked).filter_map(|(.., key)| *key);
+            let mut used = self.lanes.values().flat_map(Lane::keys);
             if used.all(|used| used == key) {
                 self.key_told = round;
                 self.inputs.push_back(Input::KeysIdle { round });

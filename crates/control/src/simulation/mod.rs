@@ -9,6 +9,7 @@
 mod checker;
 mod dice;
 mod end;
+mod lane;
 mod node;
 mod replica;
 mod store;
