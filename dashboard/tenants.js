@@ -4,15 +4,17 @@ import { el, table } from './html.js';
 import { Failed, get } from './link.js';
 import { bytes, count, rate } from './units.js';
 
+const TOGETHER = 'On all nodes together, as their agents tell';
 const COLUMNS = [
-  ['Tenant', ''], ['P_Key', 'num'], ['QPs', 'num', 'Ends of connections in the directory'], ['of its quota', ''], ['▲ sent', 'num', 'Of the 64 busiest connections of each node'],
-  ['Rate limit', 'num', 'Of each of its processes'], ['Memory regions', 'num', 'Quota'], ['Memory', 'num', 'Quota'], ['Services', ''], ['Nodes', ''],
+  ['Tenant', ''], ['P_Key', 'num'], ['QPs', 'num', TOGETHER], ['of its quota', ''], ['Memory regions', 'num', TOGETHER], ['of its quota', ''], ['Memory', 'num', TOGETHER],
+  ['of its quota', ''], ['Connection ends', 'num', 'In the directory'], ['▲ sent', 'num', 'Of the 64 busiest connections of each node'], ['Rate limit', 'num', 'Of each of its processes'],
+  ['Services', ''], ['Nodes', ''],
 ];
 
-function meter(has, may) {
+function meter(has, may, say) {
   if (may === null || may === undefined) return el('span', { class: 'quiet', text: 'no limit' });
   const element = el('meter', { min: 0, max: Math.max(1, may), high: may * 0.9, value: has });
-  return el('span', { class: 'use' }, element, ` ${may === 0 ? 'none allowed' : `${Math.round((has * 100) / may)} % of ${count(may)}`}`);
+  return el('span', { class: 'use' }, element, ` ${may === 0 ? 'none allowed' : `${Math.round((has * 100) / may)} % of ${say(may)}`}`);
 }
 
 /** The view. */
@@ -23,8 +25,9 @@ export function tenants(place) {
     try {
       const { tenants: all, allow } = await get('/v1/tenants/use');
       const rows = all.map((one) => [
-        one.name || el('span', { class: 'quiet', text: '(of none)' }), one.pkey ?? '–', count(one.ends), meter(one.ends, one.quota?.qps), rate(one.tx_bps),
-        one.quota?.rate_bps ? rate(one.quota.rate_bps) : '–', one.quota?.mrs ? count(one.quota.mrs) : '–', one.quota?.memory_bytes ? bytes(one.quota.memory_bytes) : '–',
+        one.name || el('span', { class: 'quiet', text: '(of none)' }), one.pkey ?? '–', count(one.holds.qps), meter(one.holds.qps, one.quota?.qps, count),
+        count(one.holds.mrs), meter(one.holds.mrs, one.quota?.mrs, count), bytes(one.holds.memory_bytes), meter(one.holds.memory_bytes, one.quota?.memory_bytes, bytes),
+        count(one.ends), rate(one.tx_bps), one.quota?.rate_bps ? rate(one.quota.rate_bps) : '–',
         one.services === null || one.services === undefined ? el('span', { class: 'quiet', text: 'no rules' }) : one.services.join(', ') || '–', one.nodes ? `${count(one.nodes.length)} nodes` : 'all']);
       const between = allow.map((one) => [one.from, one.to, one.services.join(', '), one.pkey]);
       list.replaceChildren(

@@ -9,6 +9,7 @@
 //! | `holdings/<node>` | what tenants have on a node: [`scalefabric_fabric::directory::Holdings`] by tenant | lease of the agent | the same |
 //! | `loads/<replica>` | [`crate::load::Loads`] of the agents of a replica | lease of the replica | each replica, twice a second |
 //! | `replicas/<replica>` | [`crate::service::ReplicaRecord`] | lease of the replica | each replica |
+//! | `hot` | names of the ports that are judged to be hot: [`crate::topology::PortName`]s | lease of who rebalances | who rebalances, when it changes |
 //! | `leaders/<duty>` | name of the replica that has the duty; the revision of its making, counted from `epoch`, is the fencing token | lease of that replica | [`crate::leader`] |
 //! | `orders/<node>/<id>` | [`crate::order::OrderRecord`], its answer included | until it is swept away, 10 minutes after its end | who orders, then the replica of the agent |
 //! | `epoch` | when the store was first used, milliseconds since 1970 | for ever | [`crate::leader`] |
@@ -33,6 +34,8 @@ pub const HOLDINGS: &str = "holdings/";
 pub const LOADS: &str = "loads/";
 /// Replicas.
 pub const REPLICAS: &str = "replicas/";
+/// Ports that are hot.
+pub const HOT: &str = "hot";
 /// Duties and who has them.
 pub const LEADERS: &str = "leaders/";
 /// Orders and their answers.

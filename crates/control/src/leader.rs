@@ -5,9 +5,9 @@
 
 use crate::clock::Clock;
 use crate::keys;
-use crate::store::{LeaseId, Revision, Store, StoreError};
+use crate::store::{Change, Guard, LeaseId, Revision, Store, StoreError};
 use scalefabric_fabric::directory::FencingToken;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -45,6 +45,15 @@ pub async fn token(store: &dyn Store, duty: &str) -> Result<Held, StoreError> {
     Ok(Some(FencingToken(epoch(store).await? + holder.revision.0)))
 }
 
+/// A duty that was got.
+struct Got {
+    lease: LeaseId,
+    revision: Revision,
+    token: FencingToken,
+    /// When the lease was asked for: it may end so long after that.
+    asked: Duration,
+}
+
 /// Stands for a duty.
 #[derive(Debug)]
 pub struct Candidate {
@@ -53,13 +62,15 @@ pub struct Candidate {
     key: String,
     name: String,
     held: watch::Sender<Held>,
+    /// Where the key was made, and what it hangs on.
+    place: Mutex<Option<(Revision, LeaseId)>>,
 }
 
 impl Candidate {
     /// For a duty, under the replica's name.
     pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, duty: &str, name: &str) -> Self {
         let key = format!("{}{}", keys::LEADERS, keys::part(duty));
-        Self { store, clock, key, name: name.to_owned(), held: watch::Sender::new(None) }
+        Self { store, clock, key, name: name.to_owned(), held: watch::Sender::new(None), place: Mutex::default() }
     }
 
     /// Whether the duty is here, and each change of that.
@@ -67,22 +78,33 @@ impl Candidate {
         self.held.subscribe()
     }
 
+    /// Writes what is to live as long as the duty is here; false: it is not here, and nothing was written.
+    pub async fn put(&self, key: &str, value: Vec<u8>) -> Result<bool, StoreError> {
+        let place = *self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((revision, lease)) = place else { return Ok(false) };
+        let guard = Guard { key: self.key.clone(), revision };
+        let change = Change::Put { key: key.to_owned(), value, lease: Some(lease) };
+        Ok(self.store.transact(vec![guard], vec![change]).await?.is_some())
+    }
+
     /// Stands until it is dropped; then the duty goes to another when the lease ends.
     pub async fn run(&self) {
         loop {
             match self.stand().await {
-                Ok(Some((lease, token, asked))) => {
+                Ok(Some(Got { lease, revision, token, asked })) => {
+                    *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some((revision, lease));
                     self.held.send_replace(Some(token));
                     self.serve(lease, asked).await;
                     self.held.send_replace(None);
+                    *self.place.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 }
                 Ok(None) | Err(_) => tokio::time::sleep(INTERVAL).await,
             }
         }
     }
 
-    /// Tries once. Also told: when the lease was asked for, since it may end so long after that.
-    async fn stand(&self) -> Result<Option<(LeaseId, FencingToken, Duration)>, StoreError> {
+    /// Tries once.
+    async fn stand(&self) -> Result<Option<Got>, StoreError> {
         if self.store.get(&self.key).await?.is_some() {
             return Ok(None);
         }
@@ -93,7 +115,7 @@ impl Candidate {
         match self.store.compare_and_swap(&self.key, Revision(0), name, Some(lease)).await {
             // Whoever got it too late to be sure of it leaves it to those who will find it free.
             Ok(Some(revision)) if self.clock.now() < asked + TRUSTED => {
-                Ok(Some((lease, FencingToken(epoch + revision.0), asked)))
+                Ok(Some(Got { lease, revision, token: FencingToken(epoch + revision.0), asked }))
             }
             other => {
                 let _ = self.store.revoke(lease).await;

@@ -39,8 +39,10 @@ pub struct Hub {
     inner: Mutex<Inner>,
     /// Something is to be told to control.
     pub upward: Notify,
-    /// Tenants have more or less than before, here or elsewhere.
+    /// Tenants have more or less than before, here or elsewhere: processes are to be told.
     pub holdings: Notify,
+    /// Tenants have more or less here: control is to be told.
+    pub held: Notify,
     /// The policy has changed.
     pub policy_changed: Notify,
     told: Notify,
@@ -109,8 +111,8 @@ impl Hub {
     /// An empty one that remembers.
     pub fn new(node: &str, memory: Memory, clock: Arc<dyn Clock>) -> Self {
         let inner = Inner { memory, ..Inner::default() };
-        let [upward, holdings, policy_changed, told] = std::array::from_fn(|_| Notify::new());
-        Self { node: node.to_owned(), clock, inner: Mutex::new(inner), upward, holdings, policy_changed, told }
+        let [upward, holdings, held, policy_changed, told] = std::array::from_fn(|_| Notify::new());
+        Self { node: node.to_owned(), clock, inner: Mutex::new(inner), upward, holdings, held, policy_changed, told }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -162,6 +164,7 @@ impl Hub {
         drop(inner);
         self.upward.notify_one();
         self.holdings.notify_one();
+        self.held.notify_one();
     }
 
     /// What a process says. False: it makes no sense.
@@ -175,6 +178,7 @@ impl Hub {
             self.upward.notify_one();
         } else if of_tenant {
             self.holdings.notify_one();
+            self.held.notify_one();
         }
         sense
     }

@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 /// How often the memory is written, at most.
 const REMEMBER: Duration = Duration::from_secs(1);
 
-/// Between two messages about what tenants have elsewhere.
-const SPREAD: Duration = Duration::from_millis(100);
+/// Between two messages about what tenants have elsewhere. The first of a burst is not held back.
+const SPREAD: Duration = Duration::from_millis(50);
 /// How often the P_Key tables of the ports are looked at.
 const PARTITION: Duration = Duration::from_millis(500);
 
@@ -153,7 +153,7 @@ impl Drop for Agent {
     }
 }
 
-/// Tells processes what their tenants have elsewhere, at most ten times a second.
+/// Tells processes what their tenants have elsewhere, at most twenty times a second.
 async fn spread_holdings(hub: Arc<Hub>) {
     loop {
         hub.holdings.notified().await;

@@ -29,6 +29,8 @@ const GATHER: Duration = Duration::from_millis(20);
 const TOGETHER: usize = 1000;
 /// Connections of one load.
 const LOADS: usize = 64;
+/// Between two messages about what tenants have here. The first of a burst is not held back: until the others hear of it they may give what is had here already.
+const HELD: Duration = Duration::from_millis(50);
 /// How often ports are listed anew.
 const PORTS: Duration = Duration::from_secs(2);
 
@@ -247,7 +249,13 @@ impl Session<'_> {
         let mut measure = tokio::time::interval(self.interval);
         measure.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut heard = clock.now();
+        let mut told_held = Duration::ZERO;
         loop {
+            let early = (told_held + HELD).saturating_sub(clock.now());
+            let held = async {
+                tokio::time::sleep(early).await;
+                hub.held.notified().await;
+            };
             tokio::select! {
                 answer = answers.message() => match answer {
                     Ok(Some(proto::ToAgent { message: Some(message) })) => {
@@ -272,6 +280,12 @@ impl Session<'_> {
                         return "it closed the stream".into();
                     }
                 }
+                () = held, if *joined => {
+                    told_held = clock.now();
+                    if self.holdings(false).await.is_err() {
+                        return "it closed the stream".into();
+                    }
+                }
                 _ = measure.tick() => {
                     let now = clock.now();
                     if now.saturating_sub(heard) > SILENCE {
@@ -291,9 +305,6 @@ impl Session<'_> {
                         return "it closed the stream".into();
                     }
                     (before, measured) = (counters, now);
-                    if *joined && self.holdings(false).await.is_err() {
-                        return "it closed the stream".into();
-                    }
                 }
             }
         }

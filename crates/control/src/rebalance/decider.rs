@@ -378,6 +378,13 @@ impl Decider {
         &self.summary
     }
 
+    /// Ports that are judged to be hot, by name; `None` while it does not lead: who does not decide does not judge.
+    pub fn hot_ports(&self, now_ms: u64) -> Option<Vec<PortName>> {
+        self.leads(now_ms)?;
+        let hot = self.port_keys.iter().filter(|(_, key)| self.history.is_hot(**key));
+        Some(hot.map(|(name, _)| name.clone()).collect())
+    }
+
     /// The rules.
     pub fn policy(&self) -> &Policy {
         &self.policy

@@ -10,6 +10,7 @@ use crate::directory::{Change, NodeRecord};
 use crate::keys;
 use crate::load::NodeLoad;
 use crate::message::Answer;
+use crate::order::json;
 use crate::service::Shared;
 use crate::store::StoreError;
 use crate::topology::{PortName, Topology, TopologyFile};
@@ -26,6 +27,8 @@ const LEAD_MS: u64 = 1_000;
 const ROUND: Duration = Duration::from_millis(100);
 /// Time between two looks at the settings.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between two looks at who is hot.
+const HOT: Duration = Duration::from_millis(250);
 /// Two looks at one sample may differ by rounding, ms.
 const SAME_SAMPLE_MS: u64 = 5;
 
@@ -60,6 +63,11 @@ impl Rebalancing {
     /// What happened in the last round.
     pub fn last_round(&self) -> RoundSummary {
         self.decider().last_round().clone()
+    }
+
+    /// Ports that are judged to be hot, where that is judged.
+    fn hot_ports(&self, now_ms: u64) -> Option<Vec<PortName>> {
+        self.decider().hot_ports(now_ms)
     }
 
     fn decider(&self) -> MutexGuard<'_, Decider> {
@@ -152,6 +160,26 @@ pub async fn run(shared: Arc<Shared>) {
                     None => return,
                 }
             }
+        }
+    }
+}
+
+/// Tells all replicas which ports are judged to be hot, through the store, for as long as this one has the duty to judge: what people see is what moves are decided by.
+pub async fn tell_hot(shared: Arc<Shared>) {
+    // What stands in the store; `None`: nobody can say.
+    let mut told: Option<Vec<PortName>> = Some(Vec::new());
+    loop {
+        tokio::time::sleep(HOT).await;
+        let judging = Arc::clone(&shared);
+        let judged = tokio::task::spawn_blocking(move || judging.rebalancing.hot_ports(now_ms(&judging))).await;
+        let Ok(Some(hot)) = judged else {
+            // What was told is gone with the lease.
+            told = Some(Vec::new());
+            continue;
+        };
+        if told.as_ref() != Some(&hot) {
+            let Ok(value) = json(&hot) else { continue };
+            told = matches!(shared.rebalance.put(keys::HOT, value).await, Ok(true)).then_some(hot);
         }
     }
 }

@@ -7,7 +7,8 @@ use crate::directory::feed::Told;
 use crate::keys;
 use crate::load::Loads;
 use crate::store::{Entry, Event, Revision};
-use std::collections::BTreeSet;
+use scalefabric_fabric::directory::Holdings;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -30,7 +31,8 @@ pub async fn run(shared: Arc<Shared>) {
 
 fn handle_listing(shared: &Shared, entries: &[Entry], revision: Revision) {
     locked(&shared.replicas).clear();
-    *locked(&shared.holdings) = AllHoldings::default();
+    *locked(&shared.holdings) = AllHoldings::of(entries.iter().filter_map(holdings));
+    shared.holdings_changed.notify_one();
     take_policy(shared, entries, revision);
     let mut changed = Changed { policy: true, ..Changed::default() };
     let mut there = BTreeSet::new();
@@ -63,6 +65,15 @@ fn take_policy(shared: &Shared, entries: &[Entry], revision: Revision) {
         }
     }
     *locked(&shared.tenants) = fresh;
+}
+
+/// What tenants have on a node, if this entry says so.
+fn holdings(entry: &Entry) -> Option<(String, BTreeMap<String, Holdings>)> {
+    if !entry.key.starts_with(keys::HOLDINGS) {
+        return None;
+    }
+    let node = keys::parts(&entry.key)?.into_iter().next()?;
+    Some((node, serde_json::from_slice(&entry.value).ok()?))
 }
 
 /// What must be told to several sessions.
@@ -105,10 +116,9 @@ fn handle_put(shared: &Shared, entry: &Entry, changed: &mut Changed) {
             shared.note(&node, Note::NodeRecord(entry.revision));
         }
     } else if key.starts_with(keys::HOLDINGS) {
-        if let Some(node) = first()
-            && let Ok(holdings) = serde_json::from_slice(&entry.value)
-        {
+        if let Some((node, holdings)) = holdings(entry) {
             locked(&shared.holdings).put(node, holdings);
+            shared.holdings_changed.notify_one();
         }
     } else if key.starts_with(keys::SERVICES) {
         changed.services.extend(first());
@@ -131,6 +141,7 @@ fn handle_delete(shared: &Shared, key: &str, changed: &mut Changed) {
     let Some(first) = keys::parts(key).and_then(|parts| parts.into_iter().next()) else { return };
     if key.starts_with(keys::HOLDINGS) {
         locked(&shared.holdings).remove(&first);
+        shared.holdings_changed.notify_one();
     } else if key.starts_with(keys::SERVICES) {
         changed.services.insert(first);
     } else if key.starts_with(keys::NODES) {

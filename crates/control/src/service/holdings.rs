@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often agents are told.
-const INTERVAL: Duration = Duration::from_millis(250);
+/// Between two rounds of telling. The first of a burst is not held back.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// How often it is looked who has joined, of whom nothing is heard.
+const LOOK: Duration = Duration::from_millis(250);
 
 type ByTenant = BTreeMap<String, Holdings>;
 
@@ -24,6 +26,13 @@ pub struct AllHoldings {
 }
 
 impl AllHoldings {
+    /// Of a listing, whole: who would be told a part of it in between would give what others have.
+    pub fn of(nodes: impl IntoIterator<Item = (String, ByTenant)>) -> Self {
+        let mut all = Self { changed: true, ..Self::default() };
+        nodes.into_iter().for_each(|(node, holdings)| all.put(node, holdings));
+        all
+    }
+
     /// A node's tenants have this now.
     pub fn put(&mut self, node: String, holdings: ByTenant) {
         self.remove(&node);
@@ -74,7 +83,7 @@ impl AllHoldings {
 pub async fn run(shared: Arc<Shared>) {
     let mut told: BTreeMap<String, (crate::store::Revision, ByTenant)> = BTreeMap::new();
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        let _ = tokio::time::timeout(LOOK, shared.holdings_changed.notified()).await;
         let joined: Vec<(String, crate::store::Revision)> =
             locked(&shared.sessions).iter().map(|(node, one)| (node.clone(), one.revision)).collect();
         let fresh = |(node, revision): &(String, _)| told.get(node).is_none_or(|(known, _)| known != revision);
@@ -93,6 +102,7 @@ pub async fn run(shared: Arc<Shared>) {
             }
             told.insert(node, (revision, elsewhere));
         }
+        tokio::time::sleep(INTERVAL).await;
     }
 }
 

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 /// The duty whose token orders carry.
@@ -136,6 +136,7 @@ pub struct Shared {
     replicas: Mutex<BTreeMap<String, ReplicaRecord>>,
     tenants: Mutex<Tenants>,
     holdings: Mutex<AllHoldings>,
+    holdings_changed: Notify,
 }
 
 /// The tenants' policy as agents get it: the values of `tenants/…` by name, whole.
@@ -271,6 +272,7 @@ impl Replica {
             replicas: Mutex::default(),
             tenants: Mutex::default(),
             holdings: Mutex::default(),
+            holdings_changed: Notify::new(),
         });
         let (ending, ended) = watch::channel(false);
         let mut tasks = JoinSet::new();
@@ -280,6 +282,7 @@ impl Replica {
         let leading = Arc::clone(&shared);
         tasks.spawn(async move { leading.rebalance.run().await });
         tasks.spawn(driver::run(Arc::clone(&shared)));
+        tasks.spawn(driver::tell_hot(Arc::clone(&shared)));
         tasks.spawn(crate::rotation::run(Arc::clone(&shared)));
         tasks.spawn(holdings::run(Arc::clone(&shared)));
         tasks.spawn(publish(Arc::clone(&shared), own));

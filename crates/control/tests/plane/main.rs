@@ -13,6 +13,7 @@ mod orders;
 mod rebalance;
 mod replicas;
 mod rotation;
+mod tenants;
 mod world;
 
 use scalefabric_control::directory::Query;

@@ -1,11 +1,15 @@
 //! Rebalancing end to end: what an operator wishes is ordered, carried out, and explained; frozen, nothing is; nonsense is refused and changes nothing.
 
 use crate::http::call;
-use crate::world::{World, eventually, path, record};
+use crate::world::{Counting, World, agent_settings, eventually, path, record, start_agent_with};
+use scalefabric_control::agent::ports::{PortCounters, PortSource};
+use scalefabric_control::directory::PortRecord;
 use scalefabric_fabric::Directory;
 use scalefabric_fabric::directory::{Order, OrderResult};
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 fn wish(freeze: &str) -> String {
     let connection = json!({ "origin": "node1/1", "serial": 1 });
@@ -59,6 +63,66 @@ async fn what_the_operator_wishes_is_ordered_carried_out_and_explained() {
     assert_eq!((&decision["from"]["port_num"], &decision["to"]["port_num"]), (&json!(1), &json!(2)));
     assert_eq!(decision["ports"].as_array().map(Vec::len), Some(2));
     assert_eq!(page["decisions"].as_array().map(Vec::len), Some(1));
+}
+
+/// Two ports of 10 Gb/s, the first of which sends at a rate that can be set, thousandths of that.
+struct Warm {
+    permille: Arc<AtomicU64>,
+    at: Instant,
+    sent: f64,
+}
+
+impl PortSource for Warm {
+    fn ports(&mut self) -> Vec<PortRecord> {
+        Counting::default().ports()
+    }
+
+    fn counters(&mut self) -> Vec<PortCounters> {
+        let now = Instant::now();
+        let passed = now.duration_since(std::mem::replace(&mut self.at, now));
+        self.sent += passed.as_secs_f64() * self.permille.load(Ordering::Relaxed) as f64 * 1e7 / 8.0;
+        vec![PortCounters { tx_bytes: self.sent as u64, ..PortCounters::default() }, PortCounters::default()]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_hot_is_what_the_decider_judges_in_every_view() {
+    let world = World::new().await;
+    let http = world.replica().http.expect("it has HTTP");
+    let permille = Arc::new(AtomicU64::new(900));
+    let source = Warm { permille: Arc::clone(&permille), at: Instant::now(), sent: 0.0 };
+    let settings = agent_settings("node1", &world.folder, world.address());
+    let _node = start_agent_with(settings, Box::new(source));
+    // The first port is up (1) and hot (2), the second is up.
+    let see = async |wanted: Value, hot: u64| {
+        let mut overview = Value::Null;
+        for _ in 0..6_000 {
+            overview = call(http, "GET /v1/overview", "", "").await.1;
+            if overview["second"]["flags"] == wanted {
+                assert_eq!(overview["second"]["summary"]["hot"], hot);
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("never {wanted}: {overview}");
+    };
+    see(json!([3, 1]), 1).await;
+    // Between the two limits what is hot stays hot: who looks at this moment only would not know.
+    permille.store(650, Ordering::Relaxed);
+    let mut cooler = 0;
+    while cooler < 3 {
+        let overview = call(http, "GET /v1/overview", "", "").await.1;
+        let is_cooler = overview["second"]["tx"][0].as_i64().is_some_and(|tx| tx < 700);
+        cooler = if is_cooler { cooler + 1 } else { 0 };
+        assert!(!is_cooler || overview["second"]["flags"] == json!([3, 1]), "{overview}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    permille.store(100, Ordering::Relaxed);
+    see(json!([1, 1]), 0).await;
+    let (_, told) = call(http, "GET /v1/events/recent?kinds=port-hot,port-cool", "", "").await;
+    let kinds: Vec<&str> =
+        told["events"].as_array().expect("events").iter().filter_map(|event| event["kind"].as_str()).collect();
+    assert_eq!(kinds, ["port-cool", "port-hot"], "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ use crate::world::{self, Folder, eventually, path, record};
 use scalefabric_control::service::{Replica, Settings};
 use scalefabric_control::store::{Etcd, Store, etcd};
 use scalefabric_fabric::Directory;
-use scalefabric_fabric::directory::{FencingToken, Order};
+use scalefabric_fabric::directory::{FencingToken, Holdings, Order};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +41,12 @@ async fn any_replica_is_killed_and_the_others_serve() {
             shared.loads.snapshot(false, shared.clock.now()).get("node1").is_some_and(|load| load.ports[0].tx_bps > 0.0)
         })
         .await;
+    }
+    // What one replica hears of tenants the others count, too.
+    process.holds("red", Holdings { qps: 3, mrs: 1, memory_bytes: 4096 });
+    for replica in &replicas {
+        let held = || replica.shared.holdings().get("red").is_some_and(|red| red.qps == 3);
+        eventually("every replica knows what red has", held).await;
     }
     // Kill the one that the agent has joined.
     let joined = node.agent.state().replica.expect("just joined");

@@ -111,20 +111,28 @@ impl World {
     }
 }
 
-pub fn start_agent(node: &str, folder: &Folder, control: Vec<String>) -> Node {
-    let socket = folder.file(&format!("{node}.sock"));
-    let memory = folder.file(&format!("{node}.memory"));
-    let settings = agent::Settings {
+/// How an agent of a node works.
+pub fn agent_settings(node: &str, folder: &Folder, control: Vec<String>) -> agent::Settings {
+    agent::Settings {
         node: node.into(),
         control,
         tls: None,
-        socket: socket.clone(),
+        socket: folder.file(&format!("{node}.sock")),
         any_user: false,
-        memory: Some(memory),
+        memory: Some(folder.file(&format!("{node}.memory"))),
         neighbours: Vec::new(),
         lldpctl: None,
-    };
-    let agent = Agent::start(settings, Box::<Counting>::default(), clock()).expect("an agent");
+    }
+}
+
+pub fn start_agent(node: &str, folder: &Folder, control: Vec<String>) -> Node {
+    start_agent_with(agent_settings(node, folder, control), Box::<Counting>::default())
+}
+
+/// An agent of its own kind.
+pub fn start_agent_with(settings: agent::Settings, ports: Box<dyn PortSource>) -> Node {
+    let socket = settings.socket.clone();
+    let agent = Agent::start(settings, ports, clock()).expect("an agent");
     Node { agent, socket }
 }
 

@@ -12,10 +12,12 @@ use scalefabric_control::rebalance::node_of;
 use scalefabric_control::service::{Replica, Settings};
 use scalefabric_control::store::{Change, Embedded, Event, MAX_TRANSACTION, Store};
 use scalefabric_fabric::Path;
-use scalefabric_fabric::directory::{ConnectionId, ConnectionRecord, ConnectionState, Order, OrderResult};
+use scalefabric_fabric::directory::{
+    ConnectionId, ConnectionRecord, ConnectionState, Holdings, Order, OrderResult,
+};
 use scalefabric_verbs::Gid;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -110,6 +112,23 @@ fn record(node: usize) -> NodeRecord {
     }
 }
 
+impl World {
+    /// What tenants have on a node: a QP for each end, and a region of 2 MiB for each QP.
+    fn holdings(&self, node: usize) -> Change {
+        let mut held: BTreeMap<String, Holdings> = BTreeMap::new();
+        for link in self.links.lock().expect("lock").iter().filter(|link| link.from == node || link.to == node) {
+            let of_tenant = held.entry(link.record(true).tenant).or_default();
+            let more = Holdings { qps: 1, mrs: 1, memory_bytes: 2 << 20 };
+            *of_tenant = Holdings {
+                qps: of_tenant.qps + more.qps,
+                mrs: of_tenant.mrs + more.mrs,
+                memory_bytes: of_tenant.memory_bytes + more.memory_bytes,
+            };
+        }
+        put(keys::holdings(&name(node)), &held)
+    }
+}
+
 impl Link {
     fn id(&self) -> ConnectionId {
         ConnectionId { origin: format!("{}/{}", name(self.from), 4_000 + self.from), serial: self.serial }
@@ -193,6 +212,7 @@ impl Fabric {
             let nodes = world.nodes.iter().map(|node| node.lock().expect("lock").clone());
             let mut changes: Vec<Change> = nodes.map(|node| put(keys::node(&node.node), &node)).collect();
             changes.extend(world.links.lock().expect("lock").iter().flat_map(Link::puts));
+            changes.extend((0..plan.nodes).map(|node| world.holdings(node)));
             for chunk in changes.chunks(MAX_TRANSACTION) {
                 store.transact(Vec::new(), chunk.to_vec()).await.expect("stored");
             }

@@ -23,7 +23,7 @@ fn chromium() -> Option<PathBuf> {
 fn small() -> Fabric {
     let fabric = Fabric::new(Plan { nodes: 4, each: 16, access: Access::default() });
     fabric.set_tenants(
-        "[[tenant]]\nname = \"training\"\npkey = 0x8001\nservices = [\"allreduce\"]\nquota = { qps = 80, rate_bps = 40000000000 }\n\
+        "[[tenant]]\nname = \"training\"\npkey = 0x8001\nservices = [\"allreduce\"]\nquota = { qps = 80, memory_bytes = 134217728, rate_bps = 40000000000 }\n\
          [[tenant]]\nname = \"storage\"\npkey = 0x8002\nservices = [\"checkpoint\"]\nquota = { qps = 1000 }\n\
          [[tenant]]\nname = \"serving\"\npkey = 0x8003\nservices = [\"kv-cache\"]\n\
          [[allow]]\nfrom = \"training\"\nto = \"storage\"\npkey = 0x8004\n",
@@ -88,7 +88,9 @@ fn four_nodes_are_shown_on_every_view_and_the_console_is_silent() {
     // Tenants with what they have and may have.
     page.click("nav a[href='#/tenants']");
     page.wait_for_text("0x8001");
-    page.wait_for_text("% of 80");
+    // What its agents tell: two ends of each of 32 connections, a region of 2 MiB for each.
+    page.wait_for_text("80 % of 80");
+    page.wait_for_text("100 % of 128 MiB");
     page.wait_for_text("Leave between tenants");
     no_errors(&page);
 }

@@ -74,7 +74,8 @@ pub async fn overview(
     }))
 }
 
-/// The tenants' rules with what each has: ends of connections, and what they send as far as agents speak of it (the 64 busiest connections of each node).
+/// The tenants' rules with what each has: what its quotas count, on all nodes together, as their agents tell; ends of connections; and what they send as far as agents speak
+/// of it (the 64 busiest connections of each node).
 #[utoipa::path(get, path = "/v1/tenants/use", responses(
     (status = 200, description = "Tenants in order of name; those without rules have none", body = Object),
     (status = 503, description = "The store is away", body = Failure)
@@ -85,8 +86,9 @@ pub async fn tenants(
 ) -> Result<Json<Value>, Failure> {
     let Json(rules) = super::tenants::look(State(Arc::clone(&shared))).await?;
     let mut uses = chronicle.tenants(&shared);
-    for tenant in &rules.tenants {
-        uses.entry(tenant.name.clone()).or_default();
+    let holdings = shared.holdings();
+    for name in rules.tenants.iter().map(|tenant| &tenant.name).chain(holdings.keys()) {
+        uses.entry(name.clone()).or_default();
     }
     let tenants: Vec<Value> = uses
         .into_iter()
@@ -94,6 +96,7 @@ pub async fn tenants(
             let rule = rules.find(&name);
             json!({
                 "name": name,
+                "holds": holdings.get(&name).copied().unwrap_or_default(),
                 "ends": used.ends,
                 "tx_bps": used.tx_bps,
                 "pkey": rule.map(|rule| rule.pkey),

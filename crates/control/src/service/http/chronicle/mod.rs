@@ -22,7 +22,7 @@ use recording::{Column, Recording};
 use scalefabric_fabric::Path;
 use scalefabric_fabric::directory::ConnectionId;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast::error::RecvError;
@@ -54,6 +54,10 @@ struct Inner {
     diary: Diary,
     settings: Settings,
     leader: Option<String>,
+    /// Ports that are judged to be hot; none while nobody judges.
+    hot: BTreeSet<PortName>,
+    /// Those that were told to be hot last.
+    told_hot: BTreeSet<PortName>,
     /// Whether what is known began with a listing: only what changes after it is news.
     begun: bool,
 }
@@ -61,7 +65,7 @@ struct Inner {
 /// How a tenant uses the fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Use {
-    /// Ends of its connections: its QPs.
+    /// Ends of its connections.
     pub ends: u32,
     /// Bits a second that they send, of those that agents speak of: the 64 busiest of each node.
     pub tx_bps: f64,
@@ -91,7 +95,7 @@ impl Chronicle {
         let mut ticked = 0;
         let mut before = health.borrow_and_update().clone();
         // The feed's first listing may have been told before anybody listened.
-        for prefix in [keys::LEADERS, keys::REBALANCE, keys::TENANTS, keys::REPLICAS, keys::ORDERS] {
+        for prefix in [keys::LEADERS, keys::HOT, keys::REBALANCE, keys::TENANTS, keys::REPLICAS, keys::ORDERS] {
             if let Ok((entries, _)) = shared.store.list(prefix).await {
                 self.inner().seed(&entries);
             }
@@ -186,13 +190,30 @@ impl Chronicle {
         let mut inner = self.inner();
         match told {
             Told::Listing(entries, _) => {
-                let news = inner.seed(entries);
+                let mut news = inner.seed(entries);
+                // Nobody judges now.
+                if !entries.iter().any(|entry| entry.key == keys::HOT) {
+                    inner.set_hot(BTreeSet::new());
+                }
+                let judged = entries.iter().find(|entry| entry.key == keys::HOT);
+                news.extend(judged.map(|entry| inner.hear_hot(&entry.value)).unwrap_or_default());
                 if inner.begun {
                     news.into_iter().for_each(|happening| self.note(shared, happening));
                 }
             }
             Told::Events(events) => {
                 for event in events.iter() {
+                    match event {
+                        crate::store::Event::Put(entry) if entry.key == keys::HOT => {
+                            let turned = inner.hear_hot(&entry.value);
+                            turned.into_iter().for_each(|happening| self.note(shared, happening));
+                        }
+                        // Who judged has ended. What was hot last is remembered: whoever judges next tells what is other.
+                        crate::store::Event::Delete { key, .. } if key == keys::HOT => {
+                            inner.set_hot(BTreeSet::new());
+                        }
+                        _ => {}
+                    }
                     let news = match event {
                         crate::store::Event::Put(entry) => {
                             let own = inner.hear_put(&entry.key, &entry.value);
@@ -215,20 +236,12 @@ impl Chronicle {
 
     fn sample(&self, shared: &Shared, close: bool) {
         let mut inner = self.inner();
-        let Inner { recording, settings, .. } = &mut *inner;
-        let mut turned = Vec::new();
         let now = shared.clock.now();
         shared.loads.each(now, |node, load, age| {
             if age < STALE {
-                turned.extend(recording.sample(node, &load.ports, &settings.policy));
+                inner.recording.sample(node, &load.ports);
             }
         });
-        for (port, hot) in turned {
-            let limit = if hot { settings.policy.hot_permille } else { settings.policy.cool_permille };
-            let (kind, word) = if hot { (Kind::PortHot, "above") } else { (Kind::PortCool, "at or below") };
-            let text = format!("{port} has been {word} {}.{} % for long enough", limit / 10, limit % 10);
-            self.note(shared, Happening::new(kind, text).of_port(port));
-        }
         if close {
             let Inner { recording, known, .. } = &mut *inner;
             let (nodes, ends) = (known.nodes().len(), known.ends());
@@ -290,6 +303,28 @@ impl Inner {
     fn relay_out(&mut self) {
         self.recording.set_nodes(self.known.nodes());
         self.recording.set_drained(&self.settings.drained);
+        self.recording.set_hot(&self.hot);
+    }
+
+    fn set_hot(&mut self, hot: BTreeSet<PortName>) {
+        self.recording.set_hot(&hot);
+        self.hot = hot;
+    }
+
+    /// Which ports were judged to be hot; gives those that have become so, or are so no longer.
+    fn hear_hot(&mut self, value: &[u8]) -> Vec<Happening> {
+        let Ok(fresh) = serde_json::from_slice::<BTreeSet<PortName>>(value) else { return Vec::new() };
+        let before = std::mem::replace(&mut self.told_hot, fresh.clone());
+        self.set_hot(fresh);
+        let policy = &self.settings.policy;
+        let turned = |port: &PortName, hot: bool| {
+            let limit = if hot { policy.hot_permille } else { policy.cool_permille };
+            let (kind, word) = if hot { (Kind::PortHot, "above") } else { (Kind::PortCool, "at or below") };
+            let text = format!("{port} has been {word} {}.{} % for long enough", limit / 10, limit % 10);
+            Happening::new(kind, text).of_port(port.clone())
+        };
+        let became = self.hot.difference(&before).map(|port| turned(port, true));
+        became.chain(before.difference(&self.hot).map(|port| turned(port, false))).collect()
     }
 
     /// What a listing shows; gives what differs from what was known.

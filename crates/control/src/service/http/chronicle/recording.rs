@@ -4,9 +4,8 @@
 use crate::directory::NodeRecord;
 use crate::load::PortLoad;
 use crate::topology::PortName;
-use scalefabric_fabric::balance::Policy;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Columns that are kept: ten minutes.
@@ -20,7 +19,7 @@ pub const UNKNOWN: u16 = u16::MAX;
 
 /// Bit of [`Column::flags`]: the port can carry traffic.
 pub const UP: u8 = 1;
-/// The port is hot.
+/// The port is hot: so it was judged by who decides over moves.
 pub const HOT: u8 = 2;
 /// The operator wants the port empty.
 pub const DRAINED: u8 = 4;
@@ -111,24 +110,6 @@ pub struct Column {
     pub summary: Summary,
 }
 
-/// Whether a direction of a port is hot: the balancing rule's own hysteresis over this file's samples.
-#[derive(Clone, Copy, Debug, Default)]
-struct Heat {
-    hot: bool,
-    streak: u32,
-}
-
-impl Heat {
-    fn observe(&mut self, permille: u16, policy: &Policy) {
-        let permille = u32::from(permille);
-        let other = if self.hot { permille <= policy.cool_permille } else { permille > policy.hot_permille };
-        self.streak = if other { self.streak + 1 } else { 0 };
-        if self.streak >= policy.samples {
-            *self = Self { hot: !self.hot, streak: 0 };
-        }
-    }
-}
-
 /// What was sampled of a port since the last column.
 #[derive(Clone, Debug, Default)]
 struct Cell {
@@ -138,7 +119,7 @@ struct Cell {
     capacity_bps: u64,
     up: bool,
     drained: bool,
-    heat: [Heat; 2],
+    hot: bool,
 }
 
 /// The recording.
@@ -188,14 +169,20 @@ impl Recording {
         }
     }
 
+    /// Which ports are hot.
+    pub fn set_hot(&mut self, hot: &BTreeSet<PortName>) {
+        for (port, cell) in self.layout.ports.iter().zip(&mut self.cells) {
+            cell.hot = hot.contains(port);
+        }
+    }
+
     /// A connection has moved.
     pub fn note_move(&mut self) {
         self.moves += 1;
     }
 
-    /// What a node's ports carry now. Gives those that have become hot (true) or cool.
-    pub fn sample(&mut self, node: &str, ports: &[PortLoad], policy: &Policy) -> Vec<(PortName, bool)> {
-        let mut changed = Vec::new();
+    /// What a node's ports carry now.
+    pub fn sample(&mut self, node: &str, ports: &[PortLoad]) {
         for load in ports {
             let Some(at) = self.layout.place(node, &load.device, load.port_num) else { continue };
             let cell = &mut self.cells[at];
@@ -204,15 +191,7 @@ impl Recording {
             cell.tx += u32::from(tx);
             cell.rx += u32::from(rx);
             cell.samples += 1;
-            let before = cell.heat.iter().any(|heat| heat.hot);
-            cell.heat[0].observe(tx, policy);
-            cell.heat[1].observe(rx, policy);
-            let hot = cell.heat.iter().any(|heat| heat.hot);
-            if hot != before {
-                changed.push((self.layout.ports[at].clone(), hot));
-            }
         }
-        changed
     }
 
     /// Ends the second. `connections` are the ends by port.
@@ -239,16 +218,12 @@ impl Recording {
                 rx[at] = (cell.rx / cell.samples) as u16;
                 summary.busiest = summary.busiest.max(tx[at]).max(rx[at]);
                 summary.tx_bps += f64::from(mean) * cell.capacity_bps as f64 / 1000.0;
-            } else {
-                // Nobody speaks for it: what was hot is not known to be.
-                cell.heat = [Heat::default(); 2];
             }
             (cell.tx, cell.rx, cell.samples) = (0, 0, 0);
-            let hot = cell.heat.iter().any(|heat| heat.hot);
-            flags[at] = u8::from(cell.up) * UP + u8::from(hot) * HOT + u8::from(cell.drained) * DRAINED;
+            flags[at] = u8::from(cell.up) * UP + u8::from(cell.hot) * HOT + u8::from(cell.drained) * DRAINED;
             summary.up += u32::from(cell.up);
             summary.down += u32::from(!cell.up);
-            summary.hot += u32::from(hot);
+            summary.hot += u32::from(cell.hot);
             summary.drained += u32::from(cell.drained);
         }
         let earlier: u32 = self.since(at_ms.saturating_sub(59_999)).map(|column| column.summary.moves).sum();
@@ -338,8 +313,8 @@ mod tests {
     fn a_column_is_the_mean_of_its_samples_and_silence_is_not_zero() {
         let mut recording = Recording::default();
         recording.set_nodes(&nodes(&["a", "b"], 2));
-        recording.sample("a", &[load(1, 400.0), load(2, 0.0)], &Policy::default());
-        recording.sample("a", &[load(1, 600.0), load(2, 0.0)], &Policy::default());
+        recording.sample("a", &[load(1, 400.0), load(2, 0.0)]);
+        recording.sample("a", &[load(1, 600.0), load(2, 0.0)]);
         let column = recording.close_column(1_000, 2, 7, |port| u32::from(port.node == "b"));
         assert_eq!(&*column.tx, [500, 0, UNKNOWN, UNKNOWN]);
         assert_eq!((&*column.connections, &*column.flags), (&[0, 0, 1, 1][..], &[UP; 4][..]));
@@ -349,27 +324,26 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_hot_after_as_many_samples_as_the_rule_says_and_cool_after_as_many() {
+    fn a_port_is_hot_if_it_was_judged_so_whatever_it_carries() {
         let mut recording = Recording::default();
-        recording.set_nodes(&nodes(&["a"], 1));
-        let policy = Policy::default();
-        let mut told = Vec::new();
-        for permille in [900.0, 900.0, 900.0, 650.0, 650.0, 650.0, 600.0, 600.0, 600.0] {
-            told.push(recording.sample("a", &[load(1, permille)], &policy).first().map(|change| change.1));
-        }
-        assert_eq!((told[2], told[8]), (Some(true), Some(false)));
-        assert_eq!(told.iter().flatten().count(), 2);
+        recording.set_nodes(&nodes(&["a"], 2));
+        let judged = BTreeSet::from([PortName { node: "a".into(), device: "sf0".into(), port_num: 2 }]);
+        recording.set_hot(&judged);
+        recording.sample("a", &[load(1, 900.0), load(2, 100.0)]);
+        let column = recording.close_column(1_000, 1, 0, |_| 0);
+        assert_eq!((&*column.flags, column.summary.hot), (&[UP, UP | HOT][..], 1));
+        recording.set_hot(&BTreeSet::new());
+        assert_eq!(&*recording.close_column(2_000, 1, 0, |_| 0).flags, [UP, UP]);
     }
 
     #[test]
     fn a_node_that_joins_moves_the_others_places_and_not_what_is_known_of_them() {
         let mut recording = Recording::default();
         recording.set_nodes(&nodes(&["b"], 1));
-        let hot = [900.0; 3].map(|permille| recording.sample("b", &[load(1, permille)], &Policy::default()));
-        assert_eq!(hot[2].len(), 1);
+        recording.set_hot(&BTreeSet::from([PortName { node: "b".into(), device: "sf0".into(), port_num: 1 }]));
         recording.close_column(1_000, 1, 0, |_| 0);
         recording.set_nodes(&nodes(&["a", "b"], 1));
-        recording.sample("b", &[load(1, 900.0)], &Policy::default());
+        recording.sample("b", &[load(1, 900.0)]);
         let column = recording.close_column(2_000, 2, 0, |_| 0);
         assert_eq!((column.flags[1] & HOT, column.tx[1], column.layout.number), (HOT, 900, 2));
         recording.set_nodes(&nodes(&["a", "b"], 1));
