@@ -192,6 +192,11 @@ impl Topology {
         })
     }
 
+    /// The switch's end of a port's cable, if it is known.
+    pub fn cable(&self, port: &PortName) -> Option<&SwitchPort> {
+        self.uplink(*self.ports.get(port)?).map(|(_, at, _)| at)
+    }
+
     /// The plane of a port: ports of one plane reach one another by cables. `None` for a port that is not known, or whose cable is not known.
     pub fn plane(&self, port: &PortName) -> Option<u32> {
         let at = *self.ports.get(port)?;

@@ -62,25 +62,94 @@ async fn the_directory_can_be_asked_and_the_document_names_every_way_to() {
     }
     assert_eq!(get("/v1/nodes/nobody").await.0, 404);
     assert_eq!(get("/v2").await.0, 404);
-    let (_, document) = get("/openapi.json").await;
-    let calls = [
-        "connections",
-        "services",
-        "nodes",
-        "loads",
-        "status",
-        "orders",
-        "overview",
-        "timeline",
-        "tenants/use",
-        "events/recent",
-    ];
-    for path in calls.map(|name| format!("/v1/{name}")) {
-        assert!(document["paths"][&path].is_object(), "{path}");
-        assert_ne!(get(&path).await.0, 404, "{path}");
+    let document = scalefabric_control::service::http::document();
+    let published = get("/openapi.json").await;
+    assert_eq!(published, (200, serde_json::to_value(document).expect("JSON")));
+}
+
+/// The calls of the document: method, a path with names in it, and whether it is a stream, which does not end.
+fn calls() -> Vec<(String, String, bool)> {
+    let document = serde_json::to_value(scalefabric_control::service::http::document()).expect("JSON");
+    let paths = document["paths"].as_object().expect("paths");
+    let mut calls = Vec::new();
+    for (path, item) in paths {
+        let path = path.replace("{node}", "node1").replace("{serial}", "1");
+        for (method, one) in item.as_object().expect("an item") {
+            let is_stream = one["responses"]["200"]["content"]["text/event-stream"].is_object();
+            calls.push((method.to_uppercase(), path.clone(), is_stream));
+        }
     }
-    // Streams do not end.
-    assert!(document["paths"]["/v1/events"].is_object() && document["paths"]["/v1/changes"].is_object());
+    calls
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_of_the_document_is_served_and_refuses_a_stranger() {
+    let mut world = World::new().await;
+    world.stop().await;
+    let authority = Authority::new();
+    let mut settings = Settings::local("control1");
+    settings.access.tls = Some(authority.server("localhost"));
+    settings.access.token = Token::new("0123456789abcdef").ok();
+    world.start(settings).await;
+    let http = world.replica().http.expect("it has HTTP");
+    let ask = async |request: &str, headers: &str, body: &str| {
+        over(authority.connect(http, None).await, request, headers, body).await
+    };
+    let json = "Content-Type: application/json\r\n";
+    let token = format!("Authorization: Bearer 0123456789abcdef\r\n{json}");
+    let calls = calls();
+    assert!(calls.len() > 20, "{calls:?}");
+    for (method, path, is_stream) in calls {
+        let request = format!("{method} {path}");
+        let (status, problem) = ask(&request, json, "{}").await;
+        assert_eq!((status, problem["status"].as_u64()), (401, Some(401)), "{request}: {problem}");
+        if !is_stream {
+            // Served: what it says of an empty question is its own, not that there is nothing.
+            let (status, answer) = ask(&request, &token, "{}").await;
+            let nothing = answer["detail"].as_str().is_some_and(|detail| detail.contains("there is nothing here"));
+            assert!(status != 405 && status < 500 && !nothing || status == 503, "{request}: {status} {answer}");
+        }
+        let (status, problem) = ask(&format!("DELETE {path}"), &token, "").await;
+        assert_eq!((status, problem["status"].as_u64()), (405, Some(405)), "{path}: {problem}");
+    }
+    assert_eq!(ask("GET /openapi.json", "", "").await.0, 401);
+    // Who has not even a certificate to show to agents' side is not heard there at all.
+    let mut stranger = authority.connect(world.replica().grpc, None).await;
+    assert!(stranger.read_u8().await.is_err(), "an agent needs a certificate");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_are_too_long_or_of_another_kind_are_refused_with_a_sentence() {
+    let world = World::new().await;
+    let http = world.replica().http.expect("it has HTTP");
+    let json = "Content-Type: application/json\r\n";
+    let long = format!("{{\"reason\":\"{}\"}}", "x".repeat(256 * 1024));
+    for request in ["PUT /v1/tenants", "PUT /v1/rebalance", "POST /v1/orders", "POST /v1/rotate", "PUT /v1/rotate/schedule"] {
+        let (status, problem) = call(http, request, json, &long).await;
+        assert_eq!(status, 413, "{request}: {problem}");
+        assert!(problem["detail"].is_string(), "{request}: {problem}");
+        let (status, problem) = call(http, request, json, "[]").await;
+        assert_eq!(status, 400, "{request}: {problem}");
+    }
+    let (status, problem) = call(http, "PUT /v1/tenants", "Content-Type: text/plain\r\n", "{}").await;
+    assert_eq!((status, problem["status"].as_u64()), (415, Some(415)), "{problem}");
+    for wrong in [
+        "/v1/connections?port_num=0",
+        "/v1/events?recent=10001",
+        "/v1/rebalance/decisions?limit=0",
+        "/v1/rebalance/decisions?limit=1001",
+        "/v1/rotate/many",
+        "/v1/loads?nodes=node1",
+        "/v1/services?name=kv",
+        "/v1/timeline?since_ms=-1",
+        "/v1/timeline/moment?at_ms=now",
+        "/v1/topology/paths?from=node1",
+        "/v1/topology/paths?from=No&to=node1",
+    ] {
+        let (status, problem) = call(http, &format!("GET {wrong}"), "", "").await;
+        assert_eq!(status, 400, "{wrong}: {problem}");
+        assert!(problem["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{wrong}: {problem}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

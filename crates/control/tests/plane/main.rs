@@ -14,6 +14,7 @@ mod rebalance;
 mod replicas;
 mod rotation;
 mod tenants;
+mod topology;
 mod world;
 
 use scalefabric_control::directory::Query;

@@ -28,6 +28,12 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    /// A body that cannot be taken: 413 if it is too long, 415 if it is said to be no JSON, else 400.
+    pub fn of_body(status: StatusCode, detail: impl Into<String>) -> Self {
+        let kept = [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::UNSUPPORTED_MEDIA_TYPE];
+        Self::new(if kept.contains(&status) { status } else { StatusCode::BAD_REQUEST }, detail)
+    }
+
     /// 401.
     pub fn unauthorized(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, detail)
@@ -41,6 +47,11 @@ impl Failure {
     /// 404.
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    /// 405.
+    pub fn no_such_method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this is there, but not for this method; `/openapi.json` says for which")
     }
 
     /// 412.

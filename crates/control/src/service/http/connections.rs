@@ -1,13 +1,13 @@
 //! Looking connections up.
 
 use super::Failure;
+use super::asked::Asked;
 use crate::directory::{Located, Query};
 use crate::load::ConnectionLoad;
 use crate::rebalance::node_of;
 use crate::service::Shared;
 use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::QueryRejection;
 use scalefabric_fabric::directory::ConnectionId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -60,10 +60,12 @@ pub struct Page {
 ))]
 pub async fn find(
     State(shared): State<Arc<Shared>>,
-    which: Result<axum::extract::Query<Which>, QueryRejection>,
+    Asked(which): Asked<Which>,
 ) -> Result<Json<Page>, Failure> {
-    let axum::extract::Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let qp_num = which.qp_num.as_deref().map(number).transpose()?;
+    if which.port_num == Some(0) {
+        return Err(Failure::bad("port_num: 1 to 255"));
+    }
     if which.limit.is_some_and(|limit| !(1..=crate::directory::MAX_LIMIT).contains(&limit)) {
         return Err(Failure::bad(format!("limit: 1 to {}", crate::directory::MAX_LIMIT)));
     }

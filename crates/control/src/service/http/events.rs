@@ -1,11 +1,10 @@
 //! Events: the stream of what happens, which a reader takes up again where it was, and what is kept of the past. A slow reader holds nobody up: it is told what it
 //! missed.
 
+use super::asked::Asked;
 use super::chronicle::Chronicle;
 use super::chronicle::log::{Gap, Happening, KEPT, Kind};
 use super::{Ending, Failure};
-use axum::extract::Query;
-use axum::extract::rejection::QueryRejection;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, KeepAliveStream, Sse};
 use axum::{Extension, Json};
@@ -41,9 +40,11 @@ pub async fn stream(
     Extension(chronicle): Extension<Arc<Chronicle>>,
     Extension(mut ending): Extension<Ending>,
     headers: HeaderMap,
-    which: Result<Query<WhichStream>, QueryRejection>,
+    Asked(which): Asked<WhichStream>,
 ) -> Result<Sse<KeepAliveStream<ReceiverStream<Result<Event, Infallible>>>>, Failure> {
-    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
+    if which.recent.is_some_and(|recent| recent > KEPT as u64) {
+        return Err(Failure::bad(format!("recent: 0 to {KEPT}")));
+    }
     let named = headers.get("last-event-id").and_then(|value| value.to_str().ok()).or(which.after.as_deref());
     let last = chronicle.log.last();
     let (from, strange) = match named {
@@ -142,9 +143,8 @@ pub struct WhichPast {
 ))]
 pub async fn recent(
     Extension(chronicle): Extension<Arc<Chronicle>>,
-    which: Result<Query<WhichPast>, QueryRejection>,
+    Asked(which): Asked<WhichPast>,
 ) -> Result<Json<Value>, Failure> {
-    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let limit = which.limit.unwrap_or(100);
     if !(1..=KEPT).contains(&limit) {
         return Err(Failure::bad(format!("limit: 1 to {KEPT}")));

@@ -1,5 +1,6 @@
 //! What the fabric is and does: services, nodes, loads, this replica, orders by an operator, and a stream of changes.
 
+use super::asked::{Asked, Given, Named};
 use super::connections::json as located;
 use super::{Ending, Failure};
 use crate::directory::feed::Health;
@@ -7,8 +8,7 @@ use crate::directory::{Change, NodeRecord};
 use crate::load::Loads;
 use crate::message::{self, Answer};
 use crate::service::{ReplicaRecord, Shared};
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, KeepAliveStream, Sse};
 use axum::{Extension, Json};
 use scalefabric_fabric::directory::{ConnectionId, Order, ServiceAddress};
@@ -40,9 +40,8 @@ pub struct WhichServices {
 ))]
 pub async fn services(
     State(shared): State<Arc<Shared>>,
-    which: Result<Query<WhichServices>, QueryRejection>,
+    Asked(which): Asked<WhichServices>,
 ) -> Result<Json<Vec<ServiceAddress>>, Failure> {
-    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let found = match &which.service {
         Some(service) => shared.index.service(service),
         None => shared.index.services().0,
@@ -62,7 +61,7 @@ pub async fn nodes(State(shared): State<Arc<Shared>>) -> Json<Vec<NodeRecord>> {
     (status = 200, description = "The node", body = NodeRecord),
     (status = 404, description = "No agent of that name lives", body = Failure)
 ))]
-pub async fn node(State(shared): State<Arc<Shared>>, Path(node): Path<String>) -> Result<Json<NodeRecord>, Failure> {
+pub async fn node(State(shared): State<Arc<Shared>>, Named(node): Named<String>) -> Result<Json<NodeRecord>, Failure> {
     let found = shared.index.node(&node);
     let (record, _) = found.ok_or_else(|| Failure::not_found(format!("no agent of a node {node:?} lives")))?;
     Ok(Json((*record).clone()))
@@ -83,9 +82,8 @@ pub struct WhichLoads {
 ))]
 pub async fn loads(
     State(shared): State<Arc<Shared>>,
-    which: Result<Query<WhichLoads>, QueryRejection>,
+    Asked(which): Asked<WhichLoads>,
 ) -> Result<Json<Loads>, Failure> {
-    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let now = shared.clock.now();
     Ok(Json(match which.node {
         Some(node) => shared.loads.of_node(&node, now).map(|load| (node, load)).into_iter().collect(),
@@ -149,11 +147,11 @@ pub async fn status(State(shared): State<Arc<Shared>>) -> Json<Status> {
 /// An operator's order.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct WantedOrder {
     /// Node that has the connection's end, or whose keys are to be rotated.
     node: String,
     /// What.
-    order: Kind,
+    order: OrderKind,
     /// Why, for people.
     reason: String,
 }
@@ -161,7 +159,7 @@ pub struct Asked {
 /// What an operator may order.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Kind {
+pub enum OrderKind {
     /// Take this path.
     Move {
         /// Which connection.
@@ -185,19 +183,18 @@ pub enum Kind {
 }
 
 /// Orders a move, a close or new keys, and waits for the answer, at most 10 s.
-#[utoipa::path(post, path = "/v1/orders", request_body = Asked, responses(
+#[utoipa::path(post, path = "/v1/orders", request_body = WantedOrder, responses(
     (status = 200, description = "How it ended; null: no answer in time, it may still be carried out", body = Object),
     (status = 400, description = "The order is wrong", body = Failure),
     (status = 503, description = "No replica has the duty to rebalance now, whose token orders carry", body = Failure)
 ))]
 pub async fn order(
     State(shared): State<Arc<Shared>>,
-    asked: Result<Json<Asked>, JsonRejection>,
+    Given(wanted): Given<WantedOrder>,
 ) -> Result<Json<Option<Answer>>, Failure> {
-    let Json(asked) = asked.map_err(|error| Failure::bad(error.body_text()))?;
     let bad = |error: message::Malformed| Failure::bad(error.to_string());
-    let node = message::node_name(&asked.node).map_err(bad)?;
-    let reason = message::name("reason", &asked.reason, false).map_err(bad)?;
+    let node = message::node_name(&wanted.node).map_err(bad)?;
+    let reason = message::name("reason", &wanted.reason, false).map_err(bad)?;
     if shared.index.node(&node).is_none() {
         return Err(Failure::not_found(format!("no agent of a node {node:?} lives")));
     }
@@ -205,10 +202,10 @@ pub async fn order(
         .token()
         .await?
         .ok_or_else(|| Failure::unavailable("no replica has the duty to rebalance now: try again in a few seconds"))?;
-    let order = match asked.order {
-        Kind::Move { connection, path } => Order::Move { connection, path, token, reason },
-        Kind::Close { connection } => Order::Close { connection, token, reason },
-        Kind::RotateKeys { overlap_ms } => Order::RotateKeys { token, overlap_ms, tenant: None },
+    let order = match wanted.order {
+        OrderKind::Move { connection, path } => Order::Move { connection, path, token, reason },
+        OrderKind::Close { connection } => Order::Close { connection, token, reason },
+        OrderKind::RotateKeys { overlap_ms } => Order::RotateKeys { token, overlap_ms, tenant: None },
     };
     // Through the same checks as an order from the wire.
     message::order(&message::order_message("operator", &order)).map_err(bad)?;

@@ -2,9 +2,11 @@
 //! this host, as long as no token is configured; else who shows the token or a certificate of a client. What an error says is for the caller.
 
 mod answer;
+mod asked;
 mod chronicle;
 mod connections;
 mod dashboard;
+mod described;
 mod events;
 mod fabric;
 mod guard;
@@ -12,15 +14,17 @@ mod overview;
 mod rebalance;
 mod rotation;
 mod tenants;
+mod topology;
 
 use super::Shared;
 use super::access::Access;
 use super::listen::{self, Secured};
 use crate::store::StoreError;
 use answer::Failure;
+use described::Common;
 use axum::Router;
 use axum::extract::connect_info::Connected;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use axum::serve::{IncomingStream, Listener};
 use chronicle::Chronicle;
 use std::net::SocketAddr;
@@ -34,13 +38,14 @@ use utoipa::OpenApi;
 /// Longest body, bytes.
 const MAX_BODY: usize = 256 * 1024;
 
-/// The document.
+/// The document. What is common to all calls [`Common`] adds.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "scaleFabric control",
-        description = "Directory, loads, orders, events and state of a scaleFabric control plane. A page for people is at `/dashboard/`."
+        description = "Directory, topology, loads, orders, events and state of a scaleFabric control plane. A page for people is at `/dashboard/`."
     ),
+    modifiers(&Common),
     paths(
         connections::find,
         fabric::services,
@@ -58,6 +63,8 @@ const MAX_BODY: usize = 256 * 1024;
         events::recent,
         tenants::look,
         tenants::set,
+        topology::look,
+        topology::paths,
         rebalance::settings,
         rebalance::set,
         rebalance::decisions,
@@ -74,31 +81,49 @@ pub fn document() -> utoipa::openapi::OpenApi {
     Document::openapi()
 }
 
+/// The calls, as a list for tests and as routes: the document must have the same.
+macro_rules! calls {
+    ($($path:literal $($method:ident $handler:path),+;)*) => {
+        #[cfg(test)]
+        const CALLS: &[(&str, &str)] = &[$($((stringify!($method), $path)),+),*];
+
+        fn calls() -> Router<Arc<Shared>> {
+            Router::new()$(.route($path, MethodRouter::new()$(.$method($handler))+))*
+        }
+    };
+}
+
+calls! {
+    "/v1/connections" get connections::find;
+    "/v1/services" get fabric::services;
+    "/v1/nodes" get fabric::nodes;
+    "/v1/nodes/{node}" get fabric::node;
+    "/v1/loads" get fabric::loads;
+    "/v1/status" get fabric::status;
+    "/v1/orders" post fabric::order;
+    "/v1/tenants" get tenants::look, put tenants::set;
+    "/v1/tenants/use" get overview::tenants;
+    "/v1/topology" get topology::look;
+    "/v1/topology/paths" get topology::paths;
+    "/v1/changes" get fabric::changes;
+    "/v1/overview" get overview::overview;
+    "/v1/timeline" get overview::timeline;
+    "/v1/timeline/moment" get overview::moment;
+    "/v1/events" get events::stream;
+    "/v1/events/recent" get events::recent;
+    "/v1/rebalance" get rebalance::settings, put rebalance::set;
+    "/v1/rebalance/decisions" get rebalance::decisions;
+    "/v1/rotate" get rotation::rotations, post rotation::rotate;
+    "/v1/rotate/schedule" put rotation::set_schedule;
+    "/v1/rotate/{serial}" get rotation::one;
+}
+
 /// All that is served, without the guard at the door.
 fn router() -> Router<Arc<Shared>> {
-    Router::new()
-        .route("/v1/connections", get(connections::find))
-        .route("/v1/services", get(fabric::services))
-        .route("/v1/nodes", get(fabric::nodes))
-        .route("/v1/nodes/{node}", get(fabric::node))
-        .route("/v1/loads", get(fabric::loads))
-        .route("/v1/status", get(fabric::status))
-        .route("/v1/orders", axum::routing::post(fabric::order))
-        .route("/v1/tenants", get(tenants::look).put(tenants::set))
-        .route("/v1/tenants/use", get(overview::tenants))
-        .route("/v1/changes", get(fabric::changes))
-        .route("/v1/overview", get(overview::overview))
-        .route("/v1/timeline", get(overview::timeline))
-        .route("/v1/timeline/moment", get(overview::moment))
-        .route("/v1/events", get(events::stream))
-        .route("/v1/events/recent", get(events::recent))
-        .route("/v1/rebalance", get(rebalance::settings).put(rebalance::set))
-        .route("/v1/rebalance/decisions", get(rebalance::decisions))
-        .route("/v1/rotate", get(rotation::rotations).post(rotation::rotate))
-        .route("/v1/rotate/schedule", axum::routing::put(rotation::set_schedule))
-        .route("/v1/rotate/{serial}", get(rotation::one))
+    calls()
         .route("/openapi.json", get(|| async { axum::Json(document()) }))
         .fallback(|| async { Failure::not_found("there is nothing here; `/openapi.json` says what there is") })
+        .method_not_allowed_fallback(|| async { Failure::no_such_method() })
 }
 
 /// Serves until told to end.

@@ -1,6 +1,7 @@
 //! The fabric at a glance: who is there, on which ports, behind which switch, how loaded, and who uses it. It only looks.
 
 use super::Failure;
+use super::asked::Asked;
 use super::chronicle::{Chronicle, column_json, date_ms, now_ms, recording};
 use super::fabric::health;
 use crate::service::Shared;
@@ -130,9 +131,8 @@ pub struct WhichTime {
 pub async fn timeline(
     State(shared): State<Arc<Shared>>,
     Extension(chronicle): Extension<Arc<Chronicle>>,
-    which: Result<axum::extract::Query<WhichTime>, axum::extract::rejection::QueryRejection>,
+    Asked(which): Asked<WhichTime>,
 ) -> Result<Json<Value>, Failure> {
-    let axum::extract::Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let columns = chronicle.columns(which.since_ms.unwrap_or_default());
     let row =
         |of: fn(&recording::Summary) -> Value| columns.iter().map(|column| of(&column.summary)).collect::<Vec<_>>();
@@ -192,9 +192,8 @@ pub struct WhichMoment {
 pub async fn moment(
     State(shared): State<Arc<Shared>>,
     Extension(chronicle): Extension<Arc<Chronicle>>,
-    which: Result<axum::extract::Query<WhichMoment>, axum::extract::rejection::QueryRejection>,
+    Asked(which): Asked<WhichMoment>,
 ) -> Result<Json<Value>, Failure> {
-    let axum::extract::Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let column = chronicle.moment(which.at_ms);
     let column = column.ok_or_else(|| Failure::not_found("nothing is recorded yet: ask again in a second"))?;
     let mut answer = column_json(&column, &shared);

@@ -1,6 +1,7 @@
 //! Rebalancing for people and scripts: the settings, which stand in the store and hold for all replicas, and what this replica has decided and why.
 
 use super::Failure;
+use super::asked::Asked;
 use crate::order::json as stored;
 use crate::rebalance::Settings;
 use crate::rebalance::driver::SETTINGS;
@@ -8,8 +9,8 @@ use crate::service::Shared;
 use crate::store::{Revision, StoreError};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::http::header::{ETAG, IF_MATCH};
 use axum::http::{HeaderMap, HeaderName};
 use scalefabric_fabric::directory::ConnectionId;
@@ -26,7 +27,7 @@ pub struct WhichDecisions {
     origin: Option<String>,
     /// Its number.
     serial: Option<u64>,
-    /// At most so many, the newest first. Default 100, at most 1,000.
+    /// At most so many, the newest first, 1 to 1000. Default 100.
     limit: Option<usize>,
 }
 
@@ -37,15 +38,17 @@ pub struct WhichDecisions {
 ))]
 pub async fn decisions(
     State(shared): State<Arc<Shared>>,
-    which: Result<Query<WhichDecisions>, QueryRejection>,
+    Asked(which): Asked<WhichDecisions>,
 ) -> Result<Json<Value>, Failure> {
-    let Query(which) = which.map_err(|error| Failure::bad(error.body_text()))?;
     let about = match (which.origin, which.serial) {
         (Some(origin), Some(serial)) => Some(ConnectionId { origin, serial }),
         (None, None) => None,
         _ => return Err(Failure::bad("a connection has an `origin` and a `serial`: give both or none")),
     };
-    let limit = which.limit.unwrap_or(100).min(1_000);
+    let limit = which.limit.unwrap_or(100);
+    if !(1..=1_000).contains(&limit) {
+        return Err(Failure::bad("limit: 1 to 1000"));
+    }
     let decisions = shared.rebalancing.decisions(about.as_ref(), limit);
     let round = shared.rebalancing.last_round();
     let token = shared.rebalance.held().borrow().map(|token| token.0);
@@ -78,7 +81,12 @@ pub async fn settings(State(shared): State<Arc<Shared>>) -> Result<Tagged, Failu
     (status = 400, description = "They contradict themselves", body = Failure),
     (status = 412, description = "Somebody has changed them since they were read", body = Failure)
 ))]
-pub async fn set(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Result<Tagged, Failure> {
+pub async fn set(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Tagged, Failure> {
+    let body = body.map_err(|error| Failure::of_body(error.status(), error.body_text()))?;
     let settings = Settings::from_json(&body).map_err(|error| Failure::bad(error.message))?;
     let value = stored(&settings)?;
     let revision = match headers.get(IF_MATCH) {

@@ -1,11 +1,11 @@
 //! New keys for people and scripts: order a rotation, see what came of it, set the schedule. No key is ever shown.
 
 use super::Failure;
+use super::asked::{Given, Named};
 use crate::rotation::{self, RotationRecord, Schedule, Scope};
 use crate::service::Shared;
 use axum::Json;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -41,9 +41,8 @@ pub struct Rotations {
 ))]
 pub async fn rotate(
     State(shared): State<Arc<Shared>>,
-    wanted: Result<Json<Wanted>, JsonRejection>,
+    Given(wanted): Given<Wanted>,
 ) -> Result<(StatusCode, Json<RotationRecord>), Failure> {
-    let Json(wanted) = wanted.map_err(|error| Failure::bad(error.body_text()))?;
     wanted.scope.check().map_err(|error| Failure::bad(error.to_string()))?;
     let reason =
         crate::message::name("reason", &wanted.reason, true).map_err(|error| Failure::bad(error.to_string()))?;
@@ -77,7 +76,7 @@ pub async fn rotations(State(shared): State<Arc<Shared>>) -> Result<Json<Rotatio
     (status = 200, description = "The rotation", body = RotationRecord),
     (status = 404, description = "It is not known any more", body = Failure)
 ))]
-pub async fn one(State(shared): State<Arc<Shared>>, Path(serial): Path<u64>) -> Result<Json<RotationRecord>, Failure> {
+pub async fn one(State(shared): State<Arc<Shared>>, Named(serial): Named<u64>) -> Result<Json<RotationRecord>, Failure> {
     let found = rotation::look(&shared, serial).await?;
     found.map(Json).ok_or_else(|| Failure::not_found(format!("rotation {serial} is not known, or not any more")))
 }
@@ -89,9 +88,8 @@ pub async fn one(State(shared): State<Arc<Shared>>, Path(serial): Path<u64>) -> 
 ))]
 pub async fn set_schedule(
     State(shared): State<Arc<Shared>>,
-    schedule: Result<Json<Schedule>, JsonRejection>,
+    Given(schedule): Given<Schedule>,
 ) -> Result<Json<Schedule>, Failure> {
-    let Json(schedule) = schedule.map_err(|error| Failure::bad(error.body_text()))?;
     rotation::set_schedule(&shared, &schedule).await?;
     Ok(Json(schedule))
 }

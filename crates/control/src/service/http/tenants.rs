@@ -1,13 +1,13 @@
 //! The tenants' rules: read, and replaced as a whole, so that nobody ever acts on half of them.
 
 use super::Failure;
+use super::asked::Given;
 use crate::keys;
 use crate::order::json;
 use crate::service::Shared;
 use crate::tenant::Tenants;
 use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::JsonRejection;
 use std::sync::Arc;
 
 fn key() -> String {
@@ -29,11 +29,8 @@ pub async fn look(State(shared): State<Arc<Shared>>) -> Result<Json<Tenants>, Fa
 ))]
 pub async fn set(
     State(shared): State<Arc<Shared>>,
-    rules: Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>,
+    Given(rules): Given<Tenants>,
 ) -> Result<Json<Tenants>, Failure> {
-    // An object: a list would be taken for the fields in their order, and an empty one for no rules.
-    let Json(rules) = rules.map_err(|error| Failure::bad(error.body_text()))?;
-    let rules: Tenants = serde_json::from_value(rules.into()).map_err(|error| Failure::bad(error.to_string()))?;
     rules.check().map_err(Failure::bad)?;
     shared.store.put(&key(), json(&rules)?, None).await?;
     Ok(Json(rules))

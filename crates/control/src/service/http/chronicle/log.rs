@@ -18,6 +18,7 @@ const SENTENCE: usize = 400;
 /// What kind of thing happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schema(as = EventKind)]
 pub enum Kind {
     /// A node's agent is new, or was started again.
     NodeJoined,
