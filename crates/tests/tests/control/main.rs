@@ -2,6 +2,8 @@
 //! seen in where packets go; what it cannot do while it is away must not be missed.
 
 mod away;
+mod lldp;
+mod rate;
 mod rebalance;
 mod tenants;
 mod world;
