@@ -12,7 +12,8 @@ use crate::local::{Carried, FromProcess, Policy};
 use crate::memory::Memory;
 use crate::tenant::{Quota, Tenants};
 use scalefabric_fabric::directory::{
-    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Order, OrderId, OrderResult, ServiceAddress,
+    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Order, OrderId, OrderResult,
+    ServiceAddress,
 };
 use scalefabric_fabric::{Directory, FabricError, Fault};
 use scalefabric_verbs::PKey;

@@ -124,7 +124,9 @@ async fn bodies_that_are_too_long_or_of_another_kind_are_refused_with_a_sentence
     let http = world.replica().http.expect("it has HTTP");
     let json = "Content-Type: application/json\r\n";
     let long = format!("{{\"reason\":\"{}\"}}", "x".repeat(256 * 1024));
-    for request in ["PUT /v1/tenants", "PUT /v1/rebalance", "POST /v1/orders", "POST /v1/rotate", "PUT /v1/rotate/schedule"] {
+    for request in
+        ["PUT /v1/tenants", "PUT /v1/rebalance", "POST /v1/orders", "POST /v1/rotate", "PUT /v1/rotate/schedule"]
+    {
         let (status, problem) = call(http, request, json, &long).await;
         assert_eq!(status, 413, "{request}: {problem}");
         assert!(problem["detail"].is_string(), "{request}: {problem}");

@@ -47,7 +47,10 @@ async fn a_quota_that_two_nodes_exceeded_at_once_gives_nothing_more_until_it_is_
     .await;
     let (_, seen) = call(http, "GET /v1/tenants/use", "", "").await;
     let red = &seen["tenants"][0];
-    assert_eq!((&red["name"], &red["holds"]["qps"], &red["holds"]["memory_bytes"]), (&"red".into(), &7.into(), &7168.into()));
+    assert_eq!(
+        (&red["name"], &red["holds"]["qps"], &red["holds"]["memory_bytes"]),
+        (&"red".into(), &7.into(), &7168.into())
+    );
     // One more than is allowed is not enough, and the last of it is.
     far.holds("red", holds(0));
     eventually("it is given back", || elsewhere(&here) == Some(1)).await;

@@ -67,7 +67,8 @@ fn lldpctl(folder: &Folder, node: &str, heard: &[Value]) -> PathBuf {
     let (path, text) = (folder.file(&format!("{node}-lldpctl")), folder.file(&format!("{node}-lldp.json")));
     let answer = json!({ "lldp": [{ "interface": heard }] });
     std::fs::write(&text, answer.to_string()).expect("written");
-    let script = "printf '#!/bin/sh\\n[ \"$*\" = \"-f json0\" ] && exec cat \"%s\"\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"";
+    let script =
+        "printf '#!/bin/sh\\n[ \"$*\" = \"-f json0\" ] && exec cat \"%s\"\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"";
     let made = Command::new("sh").args(["-c", script, "sh"]).arg(&text).arg(&path).status();
     assert!(made.expect("sh").success());
     path
@@ -77,10 +78,7 @@ fn wired(world: &World, node: u8, cables: &[Value]) -> Node {
     let name = format!("node{node}");
     let program = lldpctl(&world.folder, &name, cables);
     let settings = agent_settings(&name, &world.folder, world.address());
-    start_agent_with(
-        scalefabric_control::agent::Settings { lldpctl: Some(program), ..settings },
-        Box::new(Wired(node)),
-    )
+    start_agent_with(scalefabric_control::agent::Settings { lldpctl: Some(program), ..settings }, Box::new(Wired(node)))
 }
 
 /// Asks until an answer fits.
@@ -113,9 +111,7 @@ async fn what_lldp_hears_and_the_file_says_become_cables_findings_and_ways() {
     // With the file: four cables, one plane, and what does not fit is named.
     let wanted = [Some("leaf1:1"), Some("leaf1:2"), Some("leaf2:1"), Some("leaf2:8")].map(|end| end.map(str::to_owned));
     let ends = |seen: &Value| -> Vec<Option<String>> {
-        let end = |port: &Value| {
-            Some(format!("{}:{}", port["at"]["switch"].as_str()?, port["at"]["port"].as_str()?))
-        };
+        let end = |port: &Value| Some(format!("{}:{}", port["at"]["switch"].as_str()?, port["at"]["port"].as_str()?));
         seen["ports"].as_array().map(Vec::as_slice).unwrap_or_default().iter().map(end).collect()
     };
     let seen = until(http, "/v1/topology", |seen| ends(seen) == wanted).await;
@@ -124,10 +120,15 @@ async fn what_lldp_hears_and_the_file_says_become_cables_findings_and_ways() {
     assert!(ports.iter().all(|port| port["plane"] == 0 && port["speed_mbps"] == 10_000), "{seen}");
     let findings = seen["findings"].as_array().expect("findings");
     assert_eq!((findings.len(), &findings[0]["finding"]), (1, &json!("cable-differs")), "{seen}");
-    assert!(findings[0]["text"].as_str().is_some_and(|text| text.contains("node1/sf0/1 is plugged into leaf1:1")), "{seen}");
+    assert!(
+        findings[0]["text"].as_str().is_some_and(|text| text.contains("node1/sf0/1 is plugged into leaf1:1")),
+        "{seen}"
+    );
 
     // Two ways of equal cost for each pair of ports, told apart by their flow labels.
-    let ways = until(http, "/v1/topology/paths?from=node1&to=node2&dscp=26", |ways| ways.as_array().map(Vec::len) == Some(8)).await;
+    let ways =
+        until(http, "/v1/topology/paths?from=node1&to=node2&dscp=26", |ways| ways.as_array().map(Vec::len) == Some(8))
+            .await;
     let from_first = |way: &&Value| way["path"]["port_num"] == 1 && way["to"]["port_num"] == 1;
     let first: Vec<&Value> = ways.as_array().expect("ways").iter().filter(from_first).collect();
     let labels: Vec<u64> = first.iter().filter_map(|way| way["path"]["flow_label"].as_u64()).collect();

@@ -3,8 +3,8 @@
 //! they are sealed ([`super::Sealed`]).
 
 use super::etcd_api::{
-    Client as Api, Compare, DeleteRangeRequest, EtcdTls, Operation, Outcome, PutRequest, RangeRequest, RequestOp, TxnRequest,
-    TxnResponse, WatchCreateRequest, WatchResponse, endpoint,
+    Client as Api, Compare, DeleteRangeRequest, EtcdTls, Operation, Outcome, PutRequest, RangeRequest, RequestOp,
+    TxnRequest, TxnResponse, WatchCreateRequest, WatchResponse, endpoint,
 };
 use super::mailbox::{self, Open, Store, Terms};
 use super::tcp::within;

@@ -523,12 +523,11 @@ mod tests {
             success: vec![Operation::Put(put).into()],
             failure: vec![Operation::Range(RangeRequest::of("k")).into()],
         };
-        let bytes = [
-            &[0x12, 10, 0x12, 8, 0x0a, 1, b'k', 0x12, 1, b'v', 0x18, 5][..],
-            &[0x1a, 5, 0x0a, 3, 0x0a, 1, b'k'],
-        ];
+        let bytes =
+            [&[0x12, 10, 0x12, 8, 0x0a, 1, b'k', 0x12, 1, b'v', 0x18, 5][..], &[0x1a, 5, 0x0a, 3, 0x0a, 1, b'k']];
         assert_eq!(txn.encode_to_vec(), bytes.concat());
-        let watch = WatchRequest { create: Some(WatchCreateRequest { fragment: true, ..WatchCreateRequest::prefixed("a") }) };
+        let watch =
+            WatchRequest { create: Some(WatchCreateRequest { fragment: true, ..WatchCreateRequest::prefixed("a") }) };
         assert_eq!(watch.encode_to_vec(), [0x0a, 8, 0x0a, 1, b'a', 0x12, 1, b'b', 0x40, 1]);
         assert_eq!(LeaseGrantRequest { ttl: 3, id: 7 }.encode_to_vec(), [0x08, 3, 0x10, 7]);
     }
@@ -539,7 +538,10 @@ mod tests {
         let bytes = [0x7a, 1, 0xff, 0x20, 1, 0x28, 9, 0x5a, 8, 0x08, 1, 0x12, 4, 0x0a, 2, b'a', b'b'];
         let answer = WatchResponse::decode(&bytes[..]).expect("it can be read");
         assert!(answer.canceled && !answer.created && answer.compact_revision == 9);
-        assert_eq!((answer.events[0].kind(), answer.events[0].kv.as_ref().map(|kv| kv.key.as_slice())), (EventType::Delete, Some(&b"ab"[..])));
+        assert_eq!(
+            (answer.events[0].kind(), answer.events[0].kv.as_ref().map(|kv| kv.key.as_slice())),
+            (EventType::Delete, Some(&b"ab"[..]))
+        );
         assert!(WatchResponse::decode(&bytes[..bytes.len() - 1]).is_err(), "the twin that was cut");
     }
 }

@@ -121,5 +121,9 @@ fn a_cable_that_lldp_sees_is_a_cable_of_the_topology() {
         seen = call(control.http, "GET /v1/topology", "").1;
         seen["ports"][0]["at"] == json!({ "switch": "leaf1", "port": "swp7" })
     });
-    assert_eq!((&seen["ports"][0]["port"]["node"], &seen["switches"][0]["name"]), (&json!("node1"), &json!("leaf1")), "{seen}");
+    assert_eq!(
+        (&seen["ports"][0]["port"]["node"], &seen["switches"][0]["name"]),
+        (&json!("node1"), &json!("leaf1")),
+        "{seen}"
+    );
 }

@@ -12,9 +12,7 @@ use scalefabric_control::rebalance::node_of;
 use scalefabric_control::service::{Replica, Settings};
 use scalefabric_control::store::{Change, Embedded, Event, MAX_TRANSACTION, Store};
 use scalefabric_fabric::Path;
-use scalefabric_fabric::directory::{
-    ConnectionId, ConnectionRecord, ConnectionState, Holdings, Order, OrderResult,
-};
+use scalefabric_fabric::directory::{ConnectionId, ConnectionRecord, ConnectionState, Holdings, Order, OrderResult};
 use scalefabric_verbs::Gid;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};

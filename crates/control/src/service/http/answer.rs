@@ -51,7 +51,10 @@ impl Failure {
 
     /// 405.
     pub fn no_such_method() -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this is there, but not for this method; `/openapi.json` says for which")
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "this is there, but not for this method; `/openapi.json` says for which",
+        )
     }
 
     /// 412.

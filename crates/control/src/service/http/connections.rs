@@ -58,10 +58,7 @@ pub struct Page {
     (status = 200, description = "A page, in order of node and process", body = Page),
     (status = 400, description = "A parameter is wrong", body = Failure)
 ))]
-pub async fn find(
-    State(shared): State<Arc<Shared>>,
-    Asked(which): Asked<Which>,
-) -> Result<Json<Page>, Failure> {
+pub async fn find(State(shared): State<Arc<Shared>>, Asked(which): Asked<Which>) -> Result<Json<Page>, Failure> {
     let qp_num = which.qp_num.as_deref().map(number).transpose()?;
     if which.port_num == Some(0) {
         return Err(Failure::bad("port_num: 1 to 255"));

@@ -44,10 +44,7 @@ fn describe(operation: &mut Operation) {
     ];
     let wrong = ("400", "A parameter or the body is wrong: `detail` says which, and what to do");
     let takes = operation.parameters.as_ref().is_some_and(|all| !all.is_empty()) || operation.request_body.is_some();
-    let too_long = [
-        ("413", "The body is longer than 256 KiB"),
-        ("415", "The body is said to be no JSON"),
-    ];
+    let too_long = [("413", "The body is longer than 256 KiB"), ("415", "The body is said to be no JSON")];
     let bodies = operation.request_body.as_ref().map(|_| too_long).into_iter().flatten();
     let all = &mut operation.responses.responses;
     for (status, text) in refusals.into_iter().chain(takes.then_some(wrong)).chain(bodies) {
@@ -102,7 +99,8 @@ mod tests {
         let document = published();
         for (method, path, one) in operations(&document) {
             let what = format!("{method} {path}");
-            let said = ["summary", "description"].iter().any(|key| one[key].as_str().is_some_and(|text| !text.is_empty()));
+            let said =
+                ["summary", "description"].iter().any(|key| one[key].as_str().is_some_and(|text| !text.is_empty()));
             assert!(said, "{what}: no description");
             let parameters = one["parameters"].as_array().map(Vec::as_slice).unwrap_or_default();
             for parameter in parameters {

@@ -80,10 +80,7 @@ pub struct WhichLoads {
 #[utoipa::path(get, path = "/v1/loads", params(WhichLoads), responses(
     (status = 200, description = "Loads by node", body = Loads)
 ))]
-pub async fn loads(
-    State(shared): State<Arc<Shared>>,
-    Asked(which): Asked<WhichLoads>,
-) -> Result<Json<Loads>, Failure> {
+pub async fn loads(State(shared): State<Arc<Shared>>, Asked(which): Asked<WhichLoads>) -> Result<Json<Loads>, Failure> {
     let now = shared.clock.now();
     Ok(Json(match which.node {
         Some(node) => shared.loads.of_node(&node, now).map(|load| (node, load)).into_iter().collect(),

@@ -76,7 +76,10 @@ pub async fn rotations(State(shared): State<Arc<Shared>>) -> Result<Json<Rotatio
     (status = 200, description = "The rotation", body = RotationRecord),
     (status = 404, description = "It is not known any more", body = Failure)
 ))]
-pub async fn one(State(shared): State<Arc<Shared>>, Named(serial): Named<u64>) -> Result<Json<RotationRecord>, Failure> {
+pub async fn one(
+    State(shared): State<Arc<Shared>>,
+    Named(serial): Named<u64>,
+) -> Result<Json<RotationRecord>, Failure> {
     let found = rotation::look(&shared, serial).await?;
     found.map(Json).ok_or_else(|| Failure::not_found(format!("rotation {serial} is not known, or not any more")))
 }

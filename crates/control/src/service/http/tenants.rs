@@ -27,10 +27,7 @@ pub async fn look(State(shared): State<Arc<Shared>>) -> Result<Json<Tenants>, Fa
     (status = 200, description = "Stored", body = Object),
     (status = 400, description = "The rules contradict one another, or cannot be enforced", body = Failure)
 ))]
-pub async fn set(
-    State(shared): State<Arc<Shared>>,
-    Given(rules): Given<Tenants>,
-) -> Result<Json<Tenants>, Failure> {
+pub async fn set(State(shared): State<Arc<Shared>>, Given(rules): Given<Tenants>) -> Result<Json<Tenants>, Failure> {
     rules.check().map_err(Failure::bad)?;
     shared.store.put(&key(), json(&rules)?, None).await?;
     Ok(Json(rules))

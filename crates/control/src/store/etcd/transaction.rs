@@ -8,7 +8,8 @@ use super::super::{Change, Guard, Revision, StoreError};
 use super::members::Attempt;
 use super::{Etcd, Failed, revision};
 use scalefabric_fabric::exchange::etcd_api::{
-    Compare, DeleteRangeRequest, KeyValue, Operation, Outcome, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
+    Compare, DeleteRangeRequest, KeyValue, Operation, Outcome, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    TxnResponse,
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, PoisonError};
@@ -164,7 +165,8 @@ async fn shut_out(attempt: &Attempt<'_>, receipt: &mut Receipt) -> Result<(), Fa
 fn transaction(store: &Etcd, guards: &[Guard], changes: &[Change], receipt: &Receipt, text: &[u8]) -> TxnRequest {
     let key = receipt.key.as_bytes();
     let mut compare = vec![Compare::unchanged(key, receipt.seen)];
-    compare.extend(guards.iter().map(|guard| Compare::unchanged(store.full(&guard.key), guard.revision.0.cast_signed())));
+    compare
+        .extend(guards.iter().map(|guard| Compare::unchanged(store.full(&guard.key), guard.revision.0.cast_signed())));
     let mut success = vec![put(key, text, 0)];
     success.extend(changes.iter().map(|change| match change {
         Change::Put { key, value, lease } => put(&store.full(key), value, lease.map_or(0, |lease| lease.0)),
