@@ -53,6 +53,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/post.rs",
             "crates/nic/tests/",
             "crates/cli/src/bench/datagram.rs",
+            "crates/cli/src/perf/heap.rs",
             "crates/fabric/src/fork.rs",
             "crates/fabric/src/pool/arena.rs",
             "crates/fabric/src/cache/region.rs",

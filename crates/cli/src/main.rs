@@ -7,6 +7,8 @@ mod bench;
 mod command;
 mod demo;
 mod failure;
+mod line_link;
+mod perf;
 mod software;
 mod table;
 mod terminal;
@@ -28,6 +30,7 @@ struct Arguments {
 enum Command {
     Run(Box<command::run::Options>),
     Demo(Box<demo::Options>),
+    Perf(Box<perf::Options>),
     Up(Box<up::Options>),
     Devices(command::devices::Options),
     Gids(command::gids::Options),
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(options) => command::run::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Perf(options) => perf::run(&options),
         Command::Up(options) => up::run(&options),
         Command::Devices(options) => command::devices::run(&options),
         Command::Gids(options) => command::gids::run(&options),

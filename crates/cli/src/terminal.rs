@@ -51,6 +51,11 @@ impl Progress {
         self.show(what);
     }
 
+    /// More of the one that has begun.
+    pub fn again(&self, what: &str) {
+        self.show(what);
+    }
+
     fn show(&self, what: &str) {
         if !self.shown {
             return;

@@ -48,6 +48,7 @@ fn help_of_each_command_has_an_example() {
     for command in [
         "run",
         "demo",
+        "perf",
         "devices",
         "gids",
         "counters",

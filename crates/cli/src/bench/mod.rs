@@ -1,11 +1,12 @@
 //! `sfab bench`, what `cargo xtask bench` runs: speed as ratios. The RDMA of one RC queue pair over loopback beside raw UDP
 //! and TCP, all in one run, in interleaved repetitions, so that what else the machine does falls on all alike.
 
-mod datagram;
+pub mod datagram;
 mod peer;
 mod rdma;
 mod stream;
 mod summary;
+mod yardstick;
 
 use crate::demo::endpoint::Side;
 use crate::demo::step::Transport;
@@ -40,6 +41,9 @@ pub struct Options {
     /// One JSON document instead of tables
     #[arg(long)]
     json: bool,
+    /// Only what the machine does by itself: a cache line to another core, copies; as JSON
+    #[arg(long)]
+    yardstick: bool,
     /// Be the second process
     #[arg(long, hide = true)]
     peer: bool,
@@ -50,6 +54,9 @@ const REGION: u64 = 8 << 20;
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    if options.yardstick {
+        return yardstick::run(Duration::from_millis(options.ms));
+    }
     let provider = software::provider(&SoftwareOptions::default())?;
     let device = software::choose(provider.as_ref(), options.device.as_deref(), "lo")?;
     let context = provider.open(&device).during(|| format!("open device {device}"))?;

@@ -234,7 +234,7 @@ fn masks(transport: Transport) -> (QpAttrMask, QpAttrMask) {
 }
 
 /// Waits until the port is up: a new link takes a moment, up to a second, to say so.
-fn active_port(context: &dyn Context, port_num: u8) -> Result<PortAttr, Failure> {
+pub fn active_port(context: &dyn Context, port_num: u8) -> Result<PortAttr, Failure> {
     let device = context.device().name;
     let begin = Instant::now();
     loop {
@@ -252,7 +252,7 @@ fn active_port(context: &dyn Context, port_num: u8) -> Result<PortAttr, Failure>
 }
 
 /// The GID at the index, or the first IPv4 one of the port, or the first one of all.
-fn choose_gid(context: &dyn Context, port_num: u8, index: Option<u8>) -> Result<(u8, Gid), Failure> {
+pub fn choose_gid(context: &dyn Context, port_num: u8, index: Option<u8>) -> Result<(u8, Gid), Failure> {
     let device = context.device().name;
     let table = context.query_gid_table().during(|| format!("read the GID table of device {device}"))?;
     let of_port: Vec<_> = table.iter().filter(|entry| entry.port_num == port_num && entry.gid_index < 256).collect();
@@ -278,7 +278,7 @@ fn mtu_of(bytes: u32) -> Mtu {
 }
 
 /// A first PSN that nobody guesses, so that packets of an earlier connection are not taken for this one's.
-fn random_psn(qpn: Qpn) -> Psn {
+pub fn random_psn(qpn: Qpn) -> Psn {
     use std::hash::{BuildHasher, RandomState};
     Psn::new(RandomState::new().hash_one(qpn.get()) as u32)
 }
