@@ -2,6 +2,7 @@
 //! all that is compared is measured in one run on one machine, in interleaved repetitions.
 
 mod door;
+mod peers;
 
 use crate::process::{self, Outcome, cargo};
 use clap::Args;
@@ -32,10 +33,11 @@ pub struct Options {
     /// Only what the fabric library costs against raw verbs, and `Provider` against the software NIC called directly.
     #[arg(long, conflicts_with = "door")]
     fabric: bool,
-    /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
-    /// `wr-`. `sim` and names of cases: only the fabric simulator.
-    /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`, with `--same-host`: `same_host`) takes, such as `--repeat 9` or `--json`; with `--door`, words of the kinds to compare, such as
-    /// `wr-`.
+    /// Only what others do, beside ours; what follows `--` goes to it, such as `--repeat 3 --only UDP --install`; `-- --help` lists it.
+    #[arg(long, conflicts_with = "door")]
+    peers: bool,
+    /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`, with `--same-host`: `same_host`) takes, such as `--repeat 9` or `--json`; with `--door`, words of
+    /// the kinds to compare, such as `wr-`. `sim` and names of cases: only the fabric simulator.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -52,6 +54,9 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(cases) = options.arguments.strip_prefix(&["sim".to_owned()]) {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-sim", "--bin", "sfab-lab", "--", "bench"];
         return process::run(cargo().args(build).args(cases));
+    }
+    if options.peers {
+        return peers::run(&options.arguments);
     }
     if options.door {
         return door::run(&options.arguments);

@@ -41,19 +41,11 @@ const NEEDS: &[Need] = &[
 ];
 
 /// Installs or names what is missing; gives a sentence for each kind of test that will be skipped.
-pub fn prepare(install: bool) -> Vec<String> {
+pub fn prepare(installs: bool) -> Vec<String> {
     let mut missing: Vec<&Need> = NEEDS.iter().filter(|need| !is_there(need.thing)).collect();
-    if !missing.is_empty() && install && is_root() && is_there("apt-get") {
+    if !missing.is_empty() && installs && is_root() && is_there("apt-get") {
         let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
-        println!("    installing {}", packages.join(" "));
-        let apt = |arguments: &[&str]| {
-            let mut command = Command::new("apt-get");
-            command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
-            process::run(command.stdin(Stdio::null()).stdout(Stdio::null()))
-        };
-        let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
-        arguments.extend(&packages);
-        if let Err(message) = apt(&["update", "-qq"]).and_then(|()| apt(&arguments)) {
+        if let Err(message) = install(&packages) {
             println!("    {message}");
         }
         missing.retain(|need| !is_there(need.thing));
@@ -68,13 +60,35 @@ pub fn prepare(install: bool) -> Vec<String> {
     skipped
 }
 
-fn is_there(program: &str) -> bool {
+/// Installs packages of Debian or Ubuntu.
+pub fn install(packages: &[&str]) -> process::Outcome {
+    if !is_root() || !is_there("apt-get") {
+        return Err(format!("installing {} needs root and apt-get", packages.join(" ")));
+    }
+    println!("    installing {}", packages.join(" "));
+    let apt = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+        process::run(command.stdin(Stdio::null()).stdout(Stdio::null()))
+    };
+    let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    arguments.extend(packages);
+    apt(&["update", "-qq"]).and_then(|()| apt(&arguments))
+}
+
+/// A program in a folder of PATH, or a path.
+pub fn is_there(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where it is.
+pub fn find(program: &str) -> Option<std::path::PathBuf> {
     if program.starts_with('/') {
-        return std::path::Path::new(program).exists();
+        return Some(program.into()).filter(|path: &std::path::PathBuf| path.exists());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/sbin".into(), "/usr/sbin".into()]);
-    folders.into_iter().any(|folder| folder.join(program).is_file())
+    folders.into_iter().map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 /// True if we may make network namespaces.

@@ -1,0 +1,70 @@
+//! docs/performance.md: the tables of the last `cargo xtask bench --peers --page`, between two marks.
+
+use super::Measured;
+use crate::process::{Outcome, root};
+use std::fs;
+
+const BEGIN: &str = "<!-- made by `cargo xtask bench --peers --page` -->";
+const END: &str = "<!-- end -->";
+
+/// Puts what was measured in the place of what stood there.
+pub fn write(measured: &[Measured], machine: &str, command: &str) -> Outcome {
+    let path = root().join("docs/performance.md");
+    let page = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let page =
+        with_tables(&page, &tables(measured, machine, command)).ok_or("docs/performance.md has lost its marks")?;
+    fs::write(&path, page).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn with_tables(page: &str, tables: &str) -> Option<String> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{tables}\n{END}{after}"))
+}
+
+fn tables(measured: &[Measured], machine: &str, command: &str) -> String {
+    let mut text = format!("`{command}`\n\n{machine}\n\n");
+    text += "| ours / theirs | ours, theirs | ratio | least to most | floor | aim | reached | CPU s/GB, both ends |\n|---|---|---|---|---|---|---|---|\n";
+    for row in measured.iter().filter(|row| row.skipped.is_none()) {
+        text += &format!("| {} |\n", row.cells()[..8].join(" | "));
+    }
+    let skipped: Vec<_> = measured.iter().filter_map(|row| Some((&row.name, row.skipped.as_ref()?))).collect();
+    if !skipped.is_empty() {
+        text += "\nNot measured:\n\n";
+        for (name, why) in skipped {
+            text += &format!("- {name}: {why}\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Goal, Sample};
+    use super::*;
+
+    #[test]
+    fn only_what_stands_between_the_marks_changes() {
+        let page = format!("# A\n\n{BEGIN}\nold\n{END}\nafter\n");
+        assert_eq!(with_tables(&page, "new").unwrap(), format!("# A\n\n{BEGIN}\nnew\n{END}\nafter\n"));
+        assert_eq!(with_tables("# A\n", "new"), None);
+    }
+
+    #[test]
+    fn a_row_and_a_reason_are_told() {
+        let sample = Sample { ours: 2.0, theirs: 1.0, cpu: [Some(0.5), None] };
+        let row = |name: &str, skipped: Option<&str>| Measured {
+            name: name.to_owned(),
+            unit: "us",
+            goal: Goal::AtMost(2.0, 1.3),
+            samples: vec![sample],
+            skipped: skipped.map(str::to_owned),
+        };
+        let text = tables(&[row("a / b", None), row("c / d", Some("no root"))], "a machine", "a command");
+        assert!(
+            text.contains("| a / b | 2.00, 1.00 us | 2.00 | 2.00 to 2.00 | <= 2 | <= 1.3 | floor | 0.50, - |"),
+            "{text}"
+        );
+        assert!(text.contains("- c / d: no root"), "{text}");
+    }
+}
