@@ -12,6 +12,7 @@ pub mod ledger;
 pub mod pattern;
 pub mod random;
 pub mod receive;
+pub mod rnic;
 pub mod run;
 pub mod station;
 pub mod switch;

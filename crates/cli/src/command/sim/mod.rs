@@ -1,6 +1,7 @@
 //! `sfab sim`: the laboratory. Each of its commands is one file; what a fabric does is in the crate `sim`.
 
 mod compare;
+mod nic;
 mod progress;
 mod run;
 mod validate;
@@ -8,7 +9,7 @@ mod validate;
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
 
-/// The laboratory: whole fabrics, packet by packet, in virtual time.
+/// The laboratory: whole fabrics, packet by packet, in virtual time; and a timing model of real NICs.
 #[derive(Args)]
 pub struct Options {
     #[command(subcommand)]
@@ -20,6 +21,7 @@ enum Command {
     Run(run::Options),
     Compare(compare::Options),
     Validate(validate::Options),
+    Nic(Box<nic::Options>),
 }
 
 /// The command.
@@ -28,5 +30,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Command::Run(options) => run::run(options),
         Command::Compare(options) => compare::run(options),
         Command::Validate(options) => validate::run(options),
+        Command::Nic(options) => nic::run(options),
     }
 }
