@@ -182,7 +182,7 @@ impl Choice {
             profile.set(name, number(name, value)?)?;
         }
         let instead = self.without_telemetry.as_deref();
-        let fallback = Profile::named(instead.unwrap_or("dcqcn"), line_rate_bps)?;
+        let fallback = Profile::named(instead.unwrap_or("dcqcn-paper"), line_rate_bps)?;
         if fallback.needs_telemetry() {
             return Err(Invalid("without_telemetry names an algorithm that needs telemetry, too".into()));
         }

@@ -20,6 +20,7 @@ use scalefabric_verbs::{
 use scalefabric_wire::packet::Headers;
 use scalefabric_wire::{Gid, PKey};
 
+use crate::congestion::Hop;
 use crate::congestion::int::{self, Trailer};
 use crate::counter::{Counter, DropReason};
 use crate::host::{
@@ -144,6 +145,8 @@ pub struct TestHost {
     pub invalidated: Vec<RKey>,
     /// Ranges that were flushed.
     pub flushed: Vec<RemoteAccess>,
+    /// What the switch behind this host writes on packets with room for telemetry.
+    pub hop: Option<Hop>,
     /// Ring space given back: the next WQE index that is still in use.
     pub retired: u32,
     /// What `retired` was when each send completion was placed.
@@ -189,6 +192,7 @@ impl TestHost {
             bind_result: Ok(()),
             invalidated: Vec::new(),
             flushed: Vec::new(),
+            hop: None,
             retired: 0,
             retired_at_completion: Vec::new(),
             sends: VecDeque::new(),
@@ -541,7 +545,12 @@ impl Host for TestHost {
         trailer: &[u8; int::LEN],
     ) -> Result<(), EmitError> {
         self.emit(packet, payload)?;
-        let (_, trailer) = int::split(trailer).expect("the transport makes trailers that can be read");
+        // A BTH, of which the switch sees one byte, and the trailer.
+        let mut bytes = [&[int::TRAILED; 12][..], trailer].concat();
+        if let Some(hop) = &self.hop {
+            int::stamp(&mut bytes, hop);
+        }
+        let (_, trailer) = int::split(&bytes).expect("the transport makes trailers that can be read");
         self.wire.back_mut().expect("just sent").trailer = Some(trailer);
         Ok(())
     }

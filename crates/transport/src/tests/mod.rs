@@ -1,6 +1,7 @@
 //! Dialogues of the requester and the completer: at T, A sends; the peer answers; nothing more. The peer is either the
 //! test itself, which answers packet by packet ([`Dialogue`]), or a second QP behind a wire that loses what the test says.
 
+mod congestion;
 mod credits;
 mod direct;
 mod hostile;
