@@ -5,6 +5,7 @@
 
 pub mod body;
 mod packet;
+pub mod queue;
 pub mod tun;
 
 use scalefabric_fabric::ecmp::{EcmpHash, Flow};
