@@ -31,6 +31,13 @@ fn wrong_use_ends_with_2_and_a_sentence() {
         (&["agent", "--node", "Node_3"], "Node_3"),
         (&["top", "--control", "10.0.0.1"], "http://host:port"),
         (&["top", "--sort", "colour"], "colour"),
+        (&["sim", "run", "/nonexistent.toml"], "/nonexistent.toml cannot be read"),
+        (&["sim", "run", "../../examples/sim/spray.toml", "--timeline", "t.html"], "--timeline"),
+        (
+            &["sim", "run", "../../examples/sim/incast.toml", "--set", "topology.hosts=1"],
+            "topology.hosts: is 1; expected 2",
+        ),
+        (&["sim", "compare", "../../examples/sim/incast.toml", "--algorithms", "cubic"], "cubic"),
         (&["top", "--ca", "/nonexistent/file"], "/nonexistent/file"),
         (&["agent", "--socket", "/tmp/sfab-usage.sock", "--control", "http://10.0.0.1:7480"], "https"),
     ];
@@ -59,6 +66,7 @@ fn help_of_each_command_has_an_example() {
         "control",
         "agent",
         "top",
+        "sim",
     ] {
         let output = sfab(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);

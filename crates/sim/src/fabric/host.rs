@@ -180,8 +180,8 @@ impl World {
         qp.packets += 1;
         let bytes = self.model.wire_bytes(payload, self.with_int, self.with_stamp);
         (qp.last_sent, qp.last_bytes) = (self.now, bytes);
-        // A packet that closes the window asks, too, or nobody would open it.
-        let closes = qp.is_closed(host.flight_limit);
+        // Under a window each packet asks: a window that shrinks below what is in flight would wait for an answer that nobody owes.
+        let windowed = host.flight_limit != 0 || qp.control.window_bytes() != u64::MAX;
         let packet = Packet {
             next: NONE,
             qp: which,
@@ -196,7 +196,7 @@ impl World {
             kind: Kind::Data,
             priority: qp.priority,
             marked: false,
-            wants_ack: last || closes || again || psn + 1 == qp.end,
+            wants_ack: last || windowed || again || psn + 1 == qp.end,
             again,
         };
         if host.timeout.is_some() && qp.deadline == Ps::NEVER {
@@ -247,6 +247,15 @@ impl World {
         self.transmit(port);
     }
 
+    /// The link of a host is down: what waits in its QPs is not sent, and is given up like what is not answered.
+    pub(super) fn watch_cut_off(&mut self, which: u32) {
+        let qp = &self.qps[which as usize];
+        let port = self.hosts[qp.from as usize].port;
+        if qp.open && qp.has_more() && qp.deadline == Ps::NEVER && !self.ports[port as usize].up {
+            self.arm_deadline(which);
+        }
+    }
+
     fn arm_deadline(&mut self, which: u32) {
         let Some(timeout) = self.model.host.timeout else { return };
         let qp = &mut self.qps[which as usize];
@@ -273,7 +282,8 @@ impl World {
             return;
         }
         qp.deadline = Ps::NEVER;
-        if qp.acked == qp.next {
+        let is_cut_off = !self.ports[self.hosts[qp.from as usize].port as usize].up && qp.has_more();
+        if qp.acked == qp.next && !is_cut_off {
             return;
         }
         self.counters.timeouts += 1;
@@ -516,8 +526,9 @@ impl World {
         let now = Moment(self.now.0);
         let mut done = std::mem::take(&mut self.done);
         let qp = &mut self.qps[which as usize];
-        let moved = packet.psn > qp.acked;
+        let (moved, before) = (packet.psn > qp.acked, qp.acked_bytes);
         let off = qp.acknowledge(packet.psn, mtu, &mut done);
+        self.acknowledged += qp.acked_bytes - before;
         if packet.marked && in_ack {
             qp.control.handle(now, Heard::Cnp);
         }

@@ -44,7 +44,7 @@ pub struct HostModel {
     pub ack_bytes: u32,
     /// What INT adds to an ACK, in bytes.
     pub ack_int_bytes: u32,
-    /// The receiver answers each so many packets, and the last of a message.
+    /// The receiver answers each so many packets, and the last of a message; each one of a QP whose controller has a window.
     pub ack_every: u32,
     /// ACKs leave a host before data and are not stopped by PFC there.
     pub acks_first: bool,
@@ -90,7 +90,7 @@ pub enum Balance {
     Hash,
     /// Each packet by chance.
     Spray,
-    /// Each packet to the port with the least in its queues.
+    /// Each packet to a port with the least in its queues, in grades of 16 KiB.
     Adaptive,
 }
 
@@ -225,7 +225,8 @@ impl Model {
             switch: SwitchModel {
                 pfc: Pfc {
                     headroom_delays: 2,
-                    headroom_bytes: 2 * 4178 + 2 * 84,
+                    // The packet that fills the threshold, the one that the frame waits for, the one that the other side has begun; and frames.
+                    headroom_bytes: 3 * 4178 + 2 * 84,
                     quanta: Some(u16::MAX),
                     watchdog: Some(Ps::from_ns(200_000_000)),
                     frame_bytes: 84,

@@ -49,6 +49,11 @@ pub enum Stuck {
         /// The first of them.
         first: String,
     },
+    /// Senders gave up after all their retries, and a workload waits for what they had.
+    GaveUp {
+        /// How many.
+        qps: u64,
+    },
 }
 
 impl fmt::Display for Stuck {
@@ -64,6 +69,11 @@ impl fmt::Display for Stuck {
                 f,
                 "{messages} messages can never end, the first is {first}: packets were lost and the model has no retransmission timer; \
                  give host.timeout"
+            ),
+            Self::GaveUp { qps } => write!(
+                f,
+                "{qps} QPs gave up after all retries, and what waits for their messages waits for ever: raise host.retry_cnt or host.timeout, or let \
+                 the link come back sooner"
             ),
         }
     }
@@ -304,6 +314,9 @@ impl World {
             .collect();
         if let Some(stuck) = (0..PRIORITIES as u8).find_map(|priority| self.find_cycle(&still, priority)) {
             return stuck;
+        }
+        if self.open == 0 {
+            return Stuck::GaveUp { qps: self.counters.given_up };
         }
         let first = self.messages.iter().find(|message| message.acked == Ps::NEVER);
         let first = first.map_or_else(String::new, |message| {

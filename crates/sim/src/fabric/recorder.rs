@@ -1,11 +1,15 @@
 //! What is looked at while a fabric runs: queues, goodput, fairness and pauses at equal intervals. It changes nothing.
 
+use super::qp::Qp;
 use super::time::Ps;
 use super::timeline::Timeline;
 use super::world::{Observer, World};
 
 /// Samples that are kept; when there are more, every second one is dropped and the interval doubles.
 const MOST: usize = 4096;
+
+/// What a QP must get on average before shares are compared.
+const WINDOW_BYTES: f64 = 131_072.0;
 
 /// One look.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,8 +24,9 @@ pub struct Sample {
     pub goodput_gbps: f64,
     /// QPs that had something to send during the whole interval.
     pub active: u32,
-    /// Jain's index of their goodput: 1 if all got the same, 1/n if one got all. 1 if there are fewer than two.
-    pub jain: f64,
+    /// Jain's index of their goodput: 1 if all got the same, 1/n if one got all; `None` if there are fewer than two. It is taken over as many
+    /// intervals as it takes for each to get 128 KiB on average: over less, packets and ACKs are counted, and not shares.
+    pub jain: Option<f64>,
     /// Ports that are stopped by PFC.
     pub paused: u32,
 }
@@ -30,7 +35,12 @@ pub struct Sample {
 pub struct Recorder<'a> {
     /// What was seen.
     pub samples: Vec<Sample>,
+    /// Of each QP when the present window of fairness began: generation, bytes, whether it was busy.
     before: Vec<(u32, u64, bool)>,
+    before_bytes: u64,
+    /// The newest index, and the sum and number of all.
+    jain: Option<f64>,
+    jain_sum: (f64, u32),
     before_at: Ps,
     skip: u32,
     skipped: u32,
@@ -45,6 +55,9 @@ impl<'a> Recorder<'a> {
         Self {
             samples: Vec::new(),
             before: Vec::new(),
+            before_bytes: 0,
+            jain: None,
+            jain_sum: (0.0, 0),
             before_at: Ps::ZERO,
             skip: 0,
             skipped: 0,
@@ -53,11 +66,32 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// The mean of Jain's index over the looks that had at least two QPs.
+    /// The mean of Jain's index over its windows; none if there never were two QPs for long enough.
     pub fn mean_jain(&self) -> Option<f64> {
-        let looks: Vec<f64> =
-            self.samples.iter().filter(|sample| sample.active >= 2).map(|sample| sample.jain).collect();
-        (!looks.is_empty()).then(|| looks.iter().sum::<f64>() / looks.len() as f64)
+        (self.jain_sum.1 > 0).then(|| self.jain_sum.0 / f64::from(self.jain_sum.1))
+    }
+
+    /// Counts what each QP got that was busy from the beginning of the window on; if that is enough, a new window begins.
+    fn look_at_fairness(&mut self, qps: &[Qp]) {
+        let stays = |qp: &Qp, generation: u32, was_busy: bool| {
+            was_busy && qp.generation == generation && qp.open && !qp.posted.is_empty()
+        };
+        let got: Vec<f64> = qps
+            .iter()
+            .zip(&self.before)
+            .filter(|(qp, (generation, _, was_busy))| stays(qp, *generation, *was_busy))
+            .map(|(qp, (_, bytes, _))| (qp.acked_bytes - bytes) as f64)
+            .collect();
+        let (count, index) = jain(got.iter().copied());
+        if count >= 2 && got.iter().sum::<f64>() < f64::from(count) * WINDOW_BYTES {
+            return;
+        }
+        self.jain = (count >= 2).then_some(index);
+        if count >= 2 {
+            self.jain_sum = (self.jain_sum.0 + index, self.jain_sum.1 + 1);
+        }
+        self.before.clear();
+        self.before.extend(qps.iter().map(|qp| (qp.generation, qp.acked_bytes, qp.open && !qp.posted.is_empty())));
     }
 }
 
@@ -92,20 +126,15 @@ impl Observer for Recorder<'_> {
             paused += u32::from(port.stopped() != 0);
         }
         let qps = world.qps();
-        self.before.resize(qps.len(), (u32::MAX, 0, false));
+        let total: u64 = world.acknowledged_bytes();
         let span = world.now().since(self.before_at).as_secs();
-        let mut sum = 0_u64;
-        let (active, jain) = jain(qps.iter().zip(&self.before).filter_map(|(qp, (generation, bytes, was_busy))| {
-            let delta = if qp.generation == *generation { qp.acked_bytes - bytes } else { qp.acked_bytes };
-            sum += delta;
-            let busy = *was_busy && qp.generation == *generation && qp.open && !qp.posted.is_empty();
-            busy.then_some(delta as f64)
-        }));
-        for (qp, before) in qps.iter().zip(&mut self.before) {
-            *before = (qp.generation, qp.acked_bytes, qp.open && !qp.posted.is_empty());
-        }
+        let sum = total - self.before_bytes;
+        self.before_bytes = total;
+        let active = qps.iter().filter(|qp| qp.open && !qp.posted.is_empty()).count() as u32;
+        self.look_at_fairness(qps);
         self.before_at = world.now();
         let goodput_gbps = if span > 0.0 { sum as f64 * 8.0 / span / 1e9 } else { 0.0 };
+        let jain = self.jain;
         self.samples.push(Sample { at: world.now(), worst_queue, queued, goodput_gbps, active, jain, paused });
         if self.samples.len() >= MOST {
             let mut index = 0;

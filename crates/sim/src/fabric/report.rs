@@ -1,7 +1,6 @@
 //! What came out of a run: figures that follow from the seed alone, so that the same scenario writes the same bytes; as text for a terminal, as JSON, as
 //! tables and as pictures.
 
-use super::pause::Stuck;
 use super::plot::{self, Line};
 use super::recorder::{Recorder, Sample};
 use super::scenario::Scenario;
@@ -313,7 +312,7 @@ impl Report {
             pauses,
             paused_us: world.ports().iter().map(|port| port.total_paused(now).as_us()).sum(),
             counters: counters(world.counters()),
-            stuck: matches!(end, End::Stuck(Stuck::Deadlock { .. } | Stuck::Lost { .. })),
+            stuck: matches!(end, End::Stuck(_)),
             samples: recorder.samples.clone(),
             messages,
         }
@@ -453,13 +452,13 @@ impl Report {
         for sample in &self.samples {
             let _ = writeln!(
                 samples,
-                "{},{},{},{:.3},{},{:.5},{}",
+                "{},{},{},{:.3},{},{},{}",
                 sample.at.as_ns(),
                 sample.worst_queue,
                 sample.queued,
                 sample.goodput_gbps,
                 sample.active,
-                sample.jain,
+                sample.jain.map_or_else(String::new, |jain| format!("{jain:.5}")),
                 sample.paused
             );
         }
@@ -481,7 +480,8 @@ impl Report {
         files.push(("queue.svg", plot::lines("Longest queue", "time, µs", "kB", &[queue], false)));
         let goodput = over_time("goodput", &|sample| sample.goodput_gbps);
         files.push(("goodput.svg", plot::lines("Goodput of all", "time, µs", "Gb/s", &[goodput], false)));
-        let jain = over_time("Jain's index", &|sample| sample.jain);
+        let known = self.samples.iter().filter_map(|sample| Some((sample.at.as_us(), sample.jain?)));
+        let jain = Line { name: "Jain's index".to_owned(), points: known.collect() };
         files.push(("fairness.svg", plot::lines("Fairness", "time, µs", "Jain's index", &[jain], false)));
         if self.flows.ended > 0 {
             files.push(("flows.csv", flows));
@@ -529,7 +529,7 @@ pub fn comparison(reports: &[Report]) -> String {
             })
             .collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(8).min(40);
-    let head = ["Gb/s", "makespan µs", "p50", "p99", "Jain", "peak queue", "pauses", "drops"];
+    let head = ["Gb/s", "makespan µs", "slow p50", "slow p99", "Jain", "peak queue", "pauses", "drops"];
     let _ = writeln!(
         out,
         "{:<width$} {:>8} {:>12} {:>8} {:>8} {:>7} {:>11} {:>7} {:>7}",

@@ -164,6 +164,20 @@ fn who_cannot_be_reached_any_more_is_given_up_after_the_retries() {
 }
 
 #[test]
+fn a_collective_whose_sender_gave_up_is_told_as_such() {
+    let mut model = Model::roce();
+    model.host.timeout = Some(Ps::from_ns(100_000));
+    model.host.retry_cnt = 2;
+    let mut world = world(Topology::star(4, WIRE), model, "none");
+    world.plan(Ps(20_000_000), Fault::Link { link: 2, up: false });
+    let mut mix = Mix::new(vec![Box::new(AllReduce::new(all_reduce(Shape::Ring, 4, 16_000_000, 1, 1)))]);
+    match world.run(&mut mix, SECOND, &mut Nobody) {
+        End::Stuck(stuck @ Stuck::GaveUp { qps: 1.. }) => assert!(stuck.to_string().contains("host.retry_cnt")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn without_a_timer_a_lost_last_packet_is_told_as_such() {
     let mut topology = Topology::star(2, WIRE);
     topology.links[0].loss_e7 = 10_000_000;

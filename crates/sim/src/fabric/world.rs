@@ -267,7 +267,8 @@ pub struct World {
     last_done: Ps,
     until: Ps,
     posted_bytes: u64,
-    pub(super) acked_bytes: u64,
+    acked_bytes: u64,
+    pub(super) acknowledged: u64,
     expected_bytes: u64,
 }
 
@@ -375,6 +376,7 @@ impl World {
             until: Ps::NEVER,
             posted_bytes: 0,
             acked_bytes: 0,
+            acknowledged: 0,
             expected_bytes: 0,
             topology,
         };
@@ -404,6 +406,11 @@ impl World {
     /// When the last message was acknowledged.
     pub fn last_done(&self) -> Ps {
         self.last_done
+    }
+
+    /// Payload that was acknowledged, of all QPs there ever were.
+    pub fn acknowledged_bytes(&self) -> u64 {
+        self.acknowledged
     }
 
     /// Messages that are not acknowledged.
@@ -580,6 +587,7 @@ impl World {
         };
         self.qps[qp as usize].post(post.bytes, self.model.host.mtu, message);
         self.offer(qp);
+        self.watch_cut_off(qp);
         self.transmit(self.hosts[post.from as usize].port);
     }
 
@@ -732,6 +740,9 @@ impl World {
                     } else {
                         self.drop_queues(port);
                     }
+                }
+                for qp in 0..self.qps.len() as u32 {
+                    self.watch_cut_off(qp);
                 }
                 self.queue.push(self.now + self.model.switch.reconvergence, Event::Reconverge);
             }

@@ -11,6 +11,10 @@ use clap::{Args, Subcommand};
 
 /// The laboratory: whole fabrics, packet by packet, in virtual time; and a timing model of real NICs.
 #[derive(Args)]
+#[command(after_help = "Examples:
+  sfab sim run examples/sim/slow-nic.toml
+  sfab sim compare examples/sim/compare.toml
+  sfab sim validate")]
 pub struct Options {
     #[command(subcommand)]
     command: Command,

@@ -39,7 +39,7 @@ pub struct File {
     /// What is recorded.
     #[serde(default)]
     pub output: OutputTable,
-    /// Values to try: "table.field" = [values]; all combinations run.
+    /// Values to try: `"table.field" = [values]`; all combinations run.
     #[serde(default)]
     pub sweep: BTreeMap<String, Vec<toml::Value>>,
 }
