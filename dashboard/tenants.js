@@ -6,15 +6,15 @@ import { bytes, count, rate } from './units.js';
 
 const TOGETHER = 'On all nodes together, as their agents tell';
 const COLUMNS = [
-  ['Tenant', ''], ['P_Key', 'num'], ['QPs', 'num', TOGETHER], ['of its quota', ''], ['Memory regions', 'num', TOGETHER], ['of its quota', ''], ['Memory', 'num', TOGETHER],
-  ['of its quota', ''], ['Connection ends', 'num', 'In the directory'], ['▲ sent', 'num', 'Of the 64 busiest connections of each node'], ['Rate limit', 'num', 'Of each of its processes'],
-  ['Services', ''], ['Nodes', ''],
+  ['Tenant', ''], ['P_Key', 'num'], ['QPs', '', TOGETHER], ['Memory regions', '', TOGETHER], ['Memory', '', TOGETHER], ['Connection ends', 'num', 'In the directory'],
+  ['▲ sent', 'num', 'Of the 64 busiest connections of each node'], ['Rate limit', 'num', 'Of each of its processes'], ['Services', ''], ['Nodes', ''],
 ];
 
+/** What a tenant has, and how much of its quota that is. */
 function meter(has, may, say) {
-  if (may === null || may === undefined) return el('span', { class: 'quiet', text: 'no limit' });
+  if (may === null || may === undefined) return el('span', { class: 'use', text: say(has) });
   const element = el('meter', { min: 0, max: Math.max(1, may), high: may * 0.9, value: has });
-  return el('span', { class: 'use' }, element, ` ${may === 0 ? 'none allowed' : `${Math.round((has * 100) / may)} % of ${say(may)}`}`);
+  return el('span', { class: 'use' }, `${say(has)} `, element, ` ${may === 0 ? 'none allowed' : `${Math.round((has * 100) / may)} % of ${say(may)}`}`);
 }
 
 /** The view. */
@@ -25,9 +25,9 @@ export function tenants(place) {
     try {
       const { tenants: all, allow } = await get('/v1/tenants/use');
       const rows = all.map((one) => [
-        one.name || el('span', { class: 'quiet', text: '(of none)' }), one.pkey ?? '–', count(one.holds.qps), meter(one.holds.qps, one.quota?.qps, count),
-        count(one.holds.mrs), meter(one.holds.mrs, one.quota?.mrs, count), bytes(one.holds.memory_bytes), meter(one.holds.memory_bytes, one.quota?.memory_bytes, bytes),
-        count(one.ends), rate(one.tx_bps), one.quota?.rate_bps ? rate(one.quota.rate_bps) : '–',
+        one.name || el('span', { class: 'quiet', text: '(of none)' }), one.pkey ?? '–', meter(one.holds.qps, one.quota?.qps, count),
+        meter(one.holds.mrs, one.quota?.mrs, count), meter(one.holds.memory_bytes, one.quota?.memory_bytes, bytes), count(one.ends),
+        el('span', { class: 'use', text: rate(one.tx_bps) }), el('span', { class: 'use', text: one.quota?.rate_bps ? rate(one.quota.rate_bps) : '–' }),
         one.services === null || one.services === undefined ? el('span', { class: 'quiet', text: 'no rules' }) : one.services.join(', ') || '–', one.nodes ? `${count(one.nodes.length)} nodes` : 'all']);
       const between = allow.map((one) => [one.from, one.to, one.services.join(', '), one.pkey]);
       list.replaceChildren(
