@@ -20,7 +20,7 @@ const DEPTH: usize = 16;
 #[derive(Debug)]
 pub enum Effect {
     Dial,
-    Say(Body),
+    Say(Box<Body>),
     /// A message on a QP: its place on the lane, its number, the key of the peer's memory that it uses.
     Data {
         qp: u32,
@@ -272,7 +272,7 @@ impl End {
     fn carry_out(&mut self, action: Action, at: u64) {
         match action {
             Action::Dial => self.out.push(Effect::Dial),
-            Action::Send(body) => self.out.push(Effect::Say(body)),
+            Action::Send(body) => self.out.push(Effect::Say(Box::new(body))),
             Action::Make { lane, path, .. } => self.make(lane, path, at),
             Action::Ready { lane, peer } => self.ready(lane, &peer),
             Action::Stop => self.stop(),

@@ -37,7 +37,7 @@ impl World {
             }
             Effect::Say(body) => {
                 let Some(channel) = self.ends.get(key).and_then(|end| end.channel) else { return };
-                self.say(channel, key, body);
+                self.say(channel, key, *body);
             }
             Effect::Data { qp, psn, number, key: with } => self.send_data(key, qp, psn, number, with),
             Effect::Publish(record) => {
