@@ -1,7 +1,7 @@
 //! Opening the software NIC with what the command line says. This file and `backend.rs` name backends, and no other does.
 
 use crate::failure::{During, Failure};
-use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
+use scalefabric_nic::options::{DeviceOptions, Options, PortOptions, RequestPath};
 pub use scalefabric_nic::personality::{Field, PERSONALITIES, Personality};
 use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
@@ -23,6 +23,8 @@ pub struct SoftwareOptions {
     pub capture: Option<PathBuf>,
     /// What other NIC to look like.
     pub personality: Option<String>,
+    /// Which way requests to this host go: `auto` or `wire`.
+    pub path: Option<String>,
 }
 
 /// The software provider: what the environment says (`SCALEFABRIC_CONFIG` and others), and above it the command line.
@@ -65,6 +67,10 @@ fn configured(options: &SoftwareOptions) -> Result<Options, Failure> {
     }
     if let Some(file) = &options.capture {
         software.capture = Some(file.clone());
+    }
+    if let Some(name) = &options.path {
+        let path = RequestPath::named(name);
+        software.path = path.ok_or_else(|| Failure::usage(format!("--path {name}: it may be auto or wire")))?;
     }
     if let Some(name) = &options.personality {
         software.personality = match name.as_str() {

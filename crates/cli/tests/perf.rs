@@ -236,6 +236,17 @@ fn an_open_loop_says_so_and_counts_from_the_intended_start() {
 }
 
 #[test]
+fn the_same_host_path_is_told() {
+    let _turn = turn();
+    let server = Server::start(&["--path", "auto"]);
+    for arguments in ["write both -s 4K -n 50", "read both -s 4K -n 50", "write bw -s 64K -n 100 --memory heap"] {
+        let document = server.measure(&format!("{arguments} --path auto"));
+        // Others may use the device, too: more is possible, fewer is not.
+        assert!(document["direct_requests"].as_u64() >= Some(100), "{arguments}: {document:#}");
+    }
+}
+
+#[test]
 fn all_sizes_in_one_run_and_a_picture_of_them() {
     let _turn = turn();
     let server = Server::start(&[]);
@@ -440,6 +451,8 @@ fn wrong_use_ends_with_2_before_anything_is_reached() {
         (&["server", "--cpu", "99999"], "no such CPU"),
         (&["server", "--numa", "99999"], "no such memory node"),
         (&["server", "-d", "nosuch"], "nosuch"),
+        (&["server", "--path", "sideways"], "sideways"),
+        (&["server", "--path", "auto", "--backend", "ibv"], "--path"),
     ];
     for (arguments, part) in cases {
         let output = perf(arguments);

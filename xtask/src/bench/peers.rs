@@ -33,6 +33,12 @@ pub struct Options {
     /// JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// Use the products of target/debug: to try a row, not to judge it.
+    #[arg(long, conflicts_with = "page")]
+    debug: bool,
+    /// Measure what is built already.
+    #[arg(long)]
+    no_build: bool,
     /// Name the rows and end.
     #[arg(long)]
     list: bool,
@@ -95,7 +101,10 @@ pub fn run(arguments: &[String]) -> Outcome {
         rows.iter().for_each(|row| println!("{}", row.name));
         return Ok(());
     }
-    let lab = Lab::new(options.seconds)?;
+    if !options.no_build {
+        crate::products::build(options.debug)?;
+    }
+    let lab = Lab::new(options.seconds, options.debug)?;
     let measured = measure(&lab, &rows, options.repeat);
     if options.json {
         let rows: Vec<Value> = measured.iter().map(Measured::as_json).collect();
@@ -161,10 +170,16 @@ impl Measured {
         median(self.ratios())
     }
 
+    /// Ours could not be measured, where it should have been.
+    fn has_failed(&self) -> bool {
+        self.skipped.as_ref().is_some_and(|why| why.contains("sfab perf"))
+    }
+
     /// In one word.
     fn verdict(&self) -> &'static str {
         let ratio = self.ratio();
         match self.goal {
+            _ if self.has_failed() => "FAILED",
             _ if self.skipped.is_some() => "skipped",
             Goal::None => "",
             Goal::AtLeast(_, aim) if ratio >= aim => "aim",
@@ -207,7 +222,17 @@ impl Measured {
         if let Some(why) = &self.skipped {
             let [floor, aim] = self.goal();
             let empty = String::new;
-            return [name, empty(), empty(), empty(), floor, aim, format!("skipped: {why}"), empty(), empty()];
+            return [
+                name,
+                empty(),
+                empty(),
+                empty(),
+                floor,
+                aim,
+                format!("{}: {why}", self.verdict()),
+                empty(),
+                empty(),
+            ];
         }
         let ours = median(self.samples.iter().map(|sample| sample.ours));
         let theirs = median(self.samples.iter().map(|sample| sample.theirs));
@@ -256,7 +281,9 @@ fn table(measured: &[Measured]) -> String {
     let mut rows = vec![head.to_vec()];
     rows.extend(measured.iter().map(|row| row.cells()[..8].to_vec()));
     // The reason of a skipped row is as long as it is.
-    let is_wide = |row: &[String], column: usize| column == 6 && row[column].starts_with("skipped");
+    let is_wide = |row: &[String], column: usize| {
+        column == 6 && (row[column].starts_with("skipped") || row[column].starts_with("FAILED"))
+    };
     let mut widths = [0; 8];
     for row in &rows {
         for (column, cell) in row.iter().enumerate().filter(|(column, _)| !is_wide(row, *column)) {

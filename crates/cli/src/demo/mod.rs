@@ -219,7 +219,7 @@ fn one_side(options: &Options, reporter: &Reporter) -> Result<(), Failure> {
         faults: options.fault.clone(),
         seed: options.seed,
         capture: options.capture.clone(),
-        personality: None,
+        ..SoftwareOptions::default()
     };
     let interface = options.interface.as_deref().unwrap_or("lo");
     let (provider, name) = options.backend.open(&software, options.device.as_deref(), interface)?;

@@ -43,6 +43,8 @@ pub struct Measured {
     pub rate: Option<f64>,
     /// What reading the clock costs here, ns.
     pub clock_ns: f64,
+    /// Requests on this device meanwhile that their requesters executed themselves, without packets.
+    pub direct_requests: Option<u64>,
     /// A row for each size.
     pub rows: Vec<Row>,
 }
@@ -163,6 +165,7 @@ pub fn measure(asked: &Asked, device: &DeviceOptions, to: &[SocketAddr], shows: 
         other => return Err(unexpected("ready", &other)),
     }
     let client_info = connection.info(None);
+    let direct_before = device.direct_requests();
     let mut client = Client { link, connection, _managed: managed };
     let rows = match client.rows(asked, &sizes, shows) {
         Ok(rows) => rows,
@@ -180,6 +183,7 @@ pub fn measure(asked: &Asked, device: &DeviceOptions, to: &[SocketAddr], shows: 
         path_mtu,
         rate: asked.rate,
         clock_ns: processor::clock_cost_ns(),
+        direct_requests: device.direct_requests().map(|after| after.saturating_sub(direct_before.unwrap_or(0))),
         rows,
     })
 }

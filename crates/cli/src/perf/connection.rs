@@ -28,6 +28,12 @@ const AREAS_BYTES: u64 = 256 << 20;
 /// Local ACK timeout, 4.096 µs x 2^16 = 268 ms: longer than a busy machine lets a process wait.
 const ACK_TIMEOUT: u8 = 16;
 
+/// The same for many queue pairs, of which each waits for its turn: 2.1 s.
+const ACK_TIMEOUT_OF_MANY: u8 = 19;
+
+/// So many are many.
+const MANY: u32 = 512;
+
 /// Completions taken at once.
 pub const BATCH: usize = 64;
 
@@ -271,7 +277,7 @@ impl Connection {
             };
             let mut steps = [init, rtr, QpAttr::rts(kind, lane.psn)];
             for (attr, mask) in &mut steps {
-                attr.timeout = ACK_TIMEOUT;
+                attr.timeout = if self.plan.qps < MANY { ACK_TIMEOUT } else { ACK_TIMEOUT_OF_MANY };
                 attr.max_rd_atomic = limits.max_qp_init_rd_atom.min(16) as u8;
                 attr.max_dest_rd_atomic = limits.max_qp_rd_atom.min(16) as u8;
                 let state = attr.qp_state;

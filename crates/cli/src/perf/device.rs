@@ -26,12 +26,21 @@ pub struct DeviceOptions {
     /// Index in the GID table (default: that of the address, else the first IPv4 address)
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub gid_index: Option<u8>,
+    /// Which way requests to this host go: `auto`, the requester executes one-sided ones itself where it can; `wire`, all as packets
+    #[arg(long, value_name = "PATH", value_parser = ["auto", "wire"])]
+    pub path: Option<String>,
     /// Bind the measuring thread to this CPU
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
     /// Bind it, and the memory that it uses, to this memory node
     #[arg(long, value_name = "N")]
     pub numa: Option<usize>,
+}
+
+impl DeviceOptions {
+    fn software(&self) -> SoftwareOptions {
+        SoftwareOptions { path: self.path.clone(), ..SoftwareOptions::default() }
+    }
 }
 
 /// An open device, and what of it is used.
@@ -66,11 +75,22 @@ pub struct Devices {
     options: DeviceOptions,
 }
 
+impl Device {
+    /// Requests that requesters of this host executed themselves, without packets; `None` where the device does not count them.
+    pub fn direct_requests(&self) -> Option<u64> {
+        let counters = self.context.hw_counters(self.port_num).ok()?;
+        counters.iter().find(|(name, _)| name == "direct_requests").map(|(_, value)| *value)
+    }
+}
+
 impl Devices {
     /// The backend that is asked for.
     pub fn new(options: &DeviceOptions) -> Result<Self, Failure> {
+        if options.backend == Backend::Ibv && options.path.is_some() {
+            return Err(Failure::usage("--path is the software NIC's: leave out --backend ibv"));
+        }
         let provider: Arc<dyn Provider> = match options.backend {
-            Backend::Software => software::provider(&SoftwareOptions::default())?,
+            Backend::Software => software::provider(&options.software())?,
             Backend::Ibv => Arc::new(IbvProvider::new().during(|| "load libibverbs")?),
         };
         let devices = Self { provider, options: options.clone() };

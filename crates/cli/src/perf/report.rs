@@ -14,6 +14,9 @@ pub fn tables(measured: &Measured, gbits: bool) {
     for (name, side) in [("client", &measured.client), ("server", &measured.server)] {
         say!("{name}: {} port {}, GID {} (index {})", side.device, side.port_num, side.gid, side.gid_index);
     }
+    if let Some(count) = measured.direct_requests.filter(|count| *count > 0) {
+        say!("same host: {count} requests were executed by their requester, without packets");
+    }
     if measured.rows.iter().any(|row| row.bandwidth.is_some()) {
         say!("");
         print(format_args!("{}", bandwidths(measured, gbits)));
@@ -198,6 +201,7 @@ pub fn json(measured: &Measured) -> Value {
             "reads_data": plan.reads_data, "memory": plan.memory,
         },
         "clock_overhead_ns": measured.clock_ns,
+        "direct_requests": measured.direct_requests,
         "results": measured.rows,
     })
 }
@@ -276,6 +280,7 @@ mod tests {
             path_mtu: 4096,
             rate: Some(1000.0),
             clock_ns: 31.4,
+            direct_requests: Some(7),
             rows: vec![Row { size: 1_048_575, bandwidth: Some(bandwidth), latency: Some(timing) }],
         }
     }

@@ -112,10 +112,9 @@ fn number(version: &str) -> (u32, u32) {
 }
 
 impl Lab {
-    /// Builds what is measured.
-    pub fn new(seconds: f64) -> Result<Self, String> {
-        crate::products::build(false)?;
-        let sfab = process::target_folder()?.join("release/sfab");
+    /// On the products of a release build, or of a debug build.
+    pub fn new(seconds: f64, debug: bool) -> Result<Self, String> {
+        let sfab = process::target_folder()?.join(if debug { "debug" } else { "release" }).join("sfab");
         Ok(Self { sfab, seconds, namespaces: OnceCell::new() })
     }
 
@@ -282,6 +281,8 @@ impl Lab {
             "pml",
             "ob1",
         ]);
+        // Without this two processes of one host would share memory.
+        command.args(["--mca", "osc", "^sm"]);
         command.args(["--mca", "btl_tcp_if_include", "lo"]).arg(&program).args(words).arg(self.seconds.to_string());
         let text = process::output(command.stdin(Stdio::null()))?;
         text.trim().parse().map_err(|_| format!("Open MPI told `{}`", text.trim()))

@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         faults: options.fault.clone(),
         seed: options.seed,
         capture: options.capture.clone(),
-        personality: None,
+        ..software::SoftwareOptions::default()
     })?;
     let stage = Stage::new(&provider, options.rails.connections.into())?;
     let report = stage.play(options)?;

@@ -125,6 +125,9 @@ impl Server {
         if let Some(device) = &options.device.device {
             command.args(["--device", device]);
         }
+        if let Some(path) = &options.device.path {
+            command.args(["--path", path]);
+        }
         for (name, value) in [("--ib-port", options.device.port_num), ("--gid-index", options.device.gid_index)] {
             if let Some(value) = value {
                 command.args([name, &value.to_string()]);
