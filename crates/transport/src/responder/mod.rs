@@ -289,7 +289,7 @@ impl Responder {
         Ok(())
     }
 
-    /// True if the peer is owed something that [`Responder::transmit`] has to send.
+    /// True if the peer is owed something that `transmit` has to send.
     pub fn owes(&self) -> bool {
         self.verdict != Verdict::None || self.resources.first_unsent().is_some()
     }
