@@ -116,7 +116,7 @@ pub const QUESTIONS: &[Question] = &[
         unit: "%",
         course: "100, halves beyond 100,000",
         measured: "25 (two cx6)",
-        remark: "the course's bound holds for WRITE only",
+        remark: "the course's bound holds for WRITE only; the measurement's 32 QPs were slowed already by what they had under way",
         model: |profile| kept(profile, Op::Read, 4096),
     },
     Question {

@@ -113,7 +113,7 @@ pub fn all(profile: &Profile, setting: Setting, seed: u64) -> Result<Vec<Saving>
     row("polling, not events", "latency", events, polling);
     let uc = Shape { transport: Transport::Uc, ..write };
     let rate = |shape| Ok::<_, String>(1000.0 / engine::run(profile, &super::curve::steady(shape, setting))?.mops());
-    row("UC instead of RC, 32 threads", "the NIC's time for each", rate(write)?, rate(uc)?);
+    row("UC instead of RC, 48 threads", "the NIC's time for each", rate(write)?, rate(uc)?);
     Ok(rows)
 }
 

@@ -26,7 +26,6 @@ impl Server {
 
 /// ln k by its series, with nothing but the four operations: the library's may differ in the last bit from machine to machine. 0 for 0 and 1.
 pub fn logarithm(k: u32) -> f64 {
-    const LN_2: f64 = 0.693_147_180_559_945_3;
     if k < 2 {
         return 0.0;
     }
@@ -38,7 +37,7 @@ pub fn logarithm(k: u32) -> f64 {
         sum += power / f64::from(odd);
         power *= z * z;
     }
-    f64::from(doublings) * LN_2 + 2.0 * sum
+    f64::from(doublings) * std::f64::consts::LN_2 + 2.0 * sum
 }
 
 #[cfg(test)]
