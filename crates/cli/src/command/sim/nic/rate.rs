@@ -16,7 +16,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   sfab sim nic rate --by qps --op read --plot qps.svg
   sfab sim nic rate --by page-size --region-size 16G --csv
-  sfab sim nic rate --by threads --default-doorbells --batch 1 --values 1,8,16,32,64,96")]
+  sfab sim nic rate --by threads --default-doorbells --values 1,8,16,32,64,96")]
 pub struct Options {
     #[command(flatten)]
     operation: Operation,
@@ -27,16 +27,16 @@ pub struct Options {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_large)]
     values: Vec<u64>,
     /// Threads that post
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 48)]
     threads: u32,
     /// QPs of all threads; fewer than threads are shared under locks [default: as many as threads]
     #[arg(long, value_name = "N")]
     qps: Option<u32>,
     /// Operations under way for each thread
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 10)]
     depth: u32,
     /// WQEs for each ring of the doorbell; 1 uses BlueFlame
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     batch: u32,
     /// One in so many is signalled
     #[arg(long, value_name = "N", default_value_t = 4)]
