@@ -14,6 +14,15 @@ pub fn now() -> Time {
     Time(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
 }
 
+/// The same clock as of the kernel's last tick, some milliseconds ago at most: a fifth of the cost, for what only wants to know that time passes.
+#[inline]
+pub fn coarse() -> Time {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: as in `now`.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut ts) };
+    Time(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
+}
+
 /// Lets other threads onto the processor: a sender that nothing holds back would keep its receiver off it.
 pub fn breathe() {
     std::thread::yield_now();
@@ -34,5 +43,6 @@ mod tests {
         let first = now();
         let second = now();
         assert!(second >= first && first.0 > 0);
+        assert!(coarse() <= now(), "the last tick is not in the future");
     }
 }

@@ -5,7 +5,7 @@ use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Piece, 
 use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::{Local, RemoteRange};
 use scalefabric_nic::PortChange;
-use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
+use scalefabric_nic::options::{DeviceOptions, Options, PortOptions, RequestPath};
 use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
 use scalefabric_verbs::{AccessFlags, MemoryRegion, Sge};
@@ -39,7 +39,9 @@ fn make(number: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
     let name = if number == 0 { "pair".to_owned() } else { format!("pair{number}") };
     let device = DeviceOptions { name, ports: vec![port(1), port(2)], ..DeviceOptions::default() };
-    let options = Options { devices: vec![device], automatic: false, faults, ..Options::default() };
+    // Whoever wants to see the same on the other path says so: SCALEFABRIC_PATH=auto.
+    let path = std::env::var("SCALEFABRIC_PATH").ok().and_then(|name| RequestPath::named(&name)).unwrap_or_default();
+    let options = Options { devices: vec![device], automatic: false, faults, path, ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
 }
 

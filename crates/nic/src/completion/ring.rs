@@ -117,6 +117,11 @@ impl Producer {
         self.ring.capacity()
     }
 
+    /// Whether its completions carry the time.
+    pub fn is_stamped(&self) -> bool {
+        self.shape.stamped
+    }
+
     /// As [`Producer::push_at`], in a queue without timestamps.
     pub fn push(&mut self, wc: &WorkCompletion, solicited: bool) -> Pushed {
         self.push_at(wc, solicited, 0)

@@ -328,13 +328,16 @@ fn look(setup: &Setup, tables: &Tables, side: &mut QpSide, attr: &QpAttr, now: u
 
 impl Engine {
     /// A poster's short turn: executes what is posted to one QP, if its way to its peer's memory is known. False if something is left for a
-    /// whole turn. Ports are not looked at: who only posts has the worker for what comes in.
+    /// whole turn. Ports are not looked at: who only posts has the worker for what comes in. `about` is a time that is not long ago; `exactly`
+    /// is asked if completions carry it.
     #[inline]
-    pub(crate) fn turn_directly(&mut self, qp: u16, now: Time) -> bool {
+    pub(crate) fn turn_directly(&mut self, qp: u16, about: Time, exactly: impl FnOnce() -> Time) -> bool {
         let Some(entry) = self.nic.qps.get_mut(usize::from(qp)) else { return false };
         if !matches!(entry.side.direct, DirectRoute::Open(_)) {
             return false;
         }
+        let cq = self.nic.fabric.cqs.get(entry.side.send_cq as usize);
+        let now = if cq.is_some_and(|cq| cq.producer.is_stamped()) { exactly() } else { about };
         let access = self.accessor.enter();
         let now = now.max(self.nic.last);
         self.nic.last = now;

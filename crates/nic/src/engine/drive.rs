@@ -363,10 +363,12 @@ impl Core {
             return false;
         }
         let Some(mut guard) = self.gate.try_enter() else { return false };
-        let now = self.now();
-        memory_guard::ensure(now.0);
-        let done = guard.engine.turn_directly(index, now);
+        // Nobody waits for a timer here, so the time of the last tick will do.
+        let coarse = clock::coarse();
+        memory_guard::ensure(coarse.0);
+        let done = guard.engine.turn_directly(index, coarse, || self.now());
         if guard.engine.has_wakes() {
+            let now = self.now();
             let outlook = guard.engine.outlook(now);
             self.release(guard, now, Some(outlook));
         } else {

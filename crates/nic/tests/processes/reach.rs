@@ -18,8 +18,9 @@ const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
 pub const BYTES: usize = 1 << 20;
 /// Where the atomics' word lies; below it the blocks of the storm.
 pub const WORD: u64 = BYTES as u64 - 8;
-/// Words of a storm's block, all of which have one value.
-const BLOCK: usize = 96;
+/// Words of a storm's blocks: few, so that many are written, or so many that a process is nearly always in the middle of one.
+pub const SMALL: usize = 96;
+pub const LARGE: usize = 60_000;
 
 pub struct End {
     context: Arc<SoftwareContext>,
@@ -123,8 +124,14 @@ impl End {
                 let reasons = report.neighbours.iter().map(|n| n.no_process_vm.clone().unwrap_or_default());
                 format!("{:?} {}", report.packets_because, reasons.collect::<Vec<_>>().join(","))
             }
-            // rkey, address of the region, seed: without end
-            "storm" => self.storm(RKey(number(1) as u32), number(2), number(3)),
+            "zero" => {
+                let mut bytes = vec![1; BYTES];
+                self.target.read(0, &mut bytes).unwrap();
+                let wrong = bytes.iter().position(|byte| *byte != 0);
+                wrong.map_or_else(|| "ok".into(), |at| format!("byte {at} is {}", bytes[at]))
+            }
+            // rkey, address of the region, seed, words of a block: without end
+            "storm" => self.storm(RKey(number(1) as u32), number(2), number(3), number(4) as usize),
             other => panic!("{other}?"),
         }
     }
@@ -174,7 +181,7 @@ impl End {
     }
 
     /// Blocks of one value, sums, and readings of blocks, one after the other; says nothing unless something is wrong, and ends when its QP does.
-    fn storm(&self, rkey: RKey, base: u64, seed: u64) -> ! {
+    fn storm(&self, rkey: RKey, base: u64, seed: u64, words: usize) -> ! {
         println!("@ready");
         let mut random = seed;
         let mut below = move |limit: u64| {
@@ -182,17 +189,18 @@ impl End {
             (random >> 33) % limit
         };
         loop {
-            let block = base + below(64) * (BLOCK as u64 * 8);
+            let blocks = (WORD / (words as u64 * 8)).min(64);
+            let block = base + below(blocks) * (words as u64 * 8);
             let value = token(below(1 << 31) as u32);
             let status = match below(4) {
                 0 | 1 => {
-                    let bytes: Vec<u8> = (0..BLOCK).flat_map(|_| value.to_ne_bytes()).collect();
+                    let bytes: Vec<u8> = (0..words).flat_map(|_| value.to_ne_bytes()).collect();
                     self.local.write(0, &bytes).unwrap();
                     self.request(SendOp::Write { remote_addr: block, rkey }, bytes.len() as u32)
                 }
                 2 => {
-                    let status = self.request(SendOp::Read { remote_addr: block, rkey }, BLOCK as u32 * 8);
-                    let read = if status == "Success" { BLOCK } else { 0 };
+                    let status = self.request(SendOp::Read { remote_addr: block, rkey }, words as u32 * 8);
+                    let read = if status == "Success" { words } else { 0 };
                     for word in 0..read {
                         let word = self.local.load_u64(word * 8).unwrap();
                         assert!(is_token(word), "a word was torn: {word:#x}");
@@ -210,7 +218,7 @@ impl End {
 
     /// No word of the blocks is torn.
     fn check_blocks(&self) -> String {
-        for word in 0..64 * BLOCK {
+        for word in 0..WORD as usize / 8 {
             let word = self.target.load_u64(word * 8).unwrap();
             if !is_token(word) {
                 return format!("a word was torn: {word:#x}");

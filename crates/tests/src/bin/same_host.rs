@@ -89,6 +89,13 @@ impl End {
         }
     }
 
+    /// The first word of the memory that the peer writes, as a program in C polls it.
+    #[inline]
+    fn word(&self) -> u64 {
+        // SAFETY: the region lives, its first word is aligned, and it is only looked at by atomic accesses.
+        unsafe { AtomicU64::from_ptr(self.mapped.addr() as usize as *mut u64) }.load(Ordering::Acquire)
+    }
+
     #[inline]
     fn write_word(&self, word: u64, to: (RKey, u64)) {
         let bytes = word.to_ne_bytes();
@@ -120,7 +127,7 @@ impl End {
                 word += 1;
                 self.write_word(word, far.mapped);
                 self.reap(1);
-                while self.mapped.load_u64(0).expect("loaded") != word {
+                while self.word() != word {
                     std::hint::spin_loop();
                 }
             }
@@ -176,13 +183,14 @@ impl End {
             told.store(true, Ordering::SeqCst);
         });
         drop(lines);
+        pin(1);
         let mut last = 0;
         while !stop.load(Ordering::Relaxed) {
             if !asked.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             }
-            let word = self.mapped.load_u64(0).expect("loaded");
+            let word = self.word();
             if word == last {
                 std::hint::spin_loop();
                 continue;
@@ -217,6 +225,18 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// Puts this thread on a processor, if there are two: two that hand a word over must not share one.
+fn pin(processor: usize) {
+    if std::thread::available_parallelism().is_ok_and(|count| count.get() > processor) {
+        // SAFETY: all-zero is an empty set, which is large enough for the kernel to read.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(processor, &mut set);
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+        }
+    }
+}
+
 #[repr(align(128))]
 struct Line(AtomicU64);
 
@@ -225,6 +245,7 @@ fn hand_over(time: Duration) -> f64 {
     let lines = Arc::new([Line(AtomicU64::new(0)), Line(AtomicU64::new(0))]);
     let other = lines.clone();
     let echo = std::thread::spawn(move || {
+        pin(1);
         let mut last = 0;
         loop {
             let word = other[0].0.load(Ordering::Acquire);
@@ -298,6 +319,7 @@ fn main() {
     writeln!(orders, "{}", end.describe()).expect("told");
     assert_eq!(answers.next().expect("a line").expect("text"), "ready");
     end.connect(&far);
+    pin(0);
     let begun = Instant::now();
     while end.context.hw_counters(1).expect("counters").iter().all(|(name, n)| name != "direct_requests" || *n == 0) {
         assert!(begun.elapsed() < Duration::from_secs(5), "the requests go as packets: {:?}", end.context.same_host());
