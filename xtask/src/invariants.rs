@@ -4,6 +4,7 @@
 
 use crate::process::Outcome;
 use crate::source::{self, SourceFile};
+use crate::wrappers;
 
 /// Lines a file may have before somebody should look for the two things inside it.
 const LONG_FILE_LINES: usize = 900;
@@ -148,6 +149,7 @@ pub fn check() -> Outcome {
             }
         }
     }
+    wrong.extend(wrappers::left_out(&files));
     if wrong.is_empty() { Ok(()) } else { Err(format!("\n      {}", wrong.join("\n      "))) }
 }
 

@@ -21,6 +21,7 @@ mod source;
 mod test;
 mod totals;
 mod validate;
+mod wrappers;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
