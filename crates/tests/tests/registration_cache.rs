@@ -152,7 +152,26 @@ fn live(world: &World, thread: usize, seed: u64) {
             let pages = 1 + random.next(area.pages - first);
             let (at, bytes) = (area.at + first * PAGE, pages * PAGE);
             match random.next(1000) {
-                0..700 => {
+                0..100 => {
+                    // Some of the thread's own memory, as a list.
+                    let mut list: Vec<(*mut u8, usize)> = Vec::new();
+                    for area in areas.iter().flatten() {
+                        if list.len() < 10 && random.next(3) > 0 {
+                            let first = random.next(area.pages);
+                            list.push((pointer(area.at + first * PAGE), (area.pages - first) * PAGE));
+                        }
+                    }
+                    let mut regions = Vec::new();
+                    // SAFETY: the device only reads, and no reference to the memory of areas is ever made.
+                    unsafe { world.cache.regions(&list, &mut regions) }.expect("the thread's own memory is there");
+                    assert_eq!(regions.len(), list.len());
+                    for (region, (addr, bytes)) in regions.iter().zip(&list) {
+                        token += 1;
+                        let word = random.next(bytes / 8) * 8;
+                        world.check_region(region, addr.expose_provenance(), word, token, "a lookup of many");
+                    }
+                }
+                100..700 => {
                     token += 1;
                     // Often not whole pages.
                     let skip = [0, 64, 520][random.next(3)];

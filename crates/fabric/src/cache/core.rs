@@ -195,7 +195,13 @@ impl Core {
     /// Whether an entry that the caller holds is good: asked last.
     #[inline]
     pub fn confirm(&self, entry: &Entry) -> bool {
-        self.settle() && entry.is_live()
+        self.settled() && entry.is_live()
+    }
+
+    /// Whether entries that the caller holds are good if they are live: asked once for all of them, after they were held and before their marks are looked at.
+    #[inline]
+    pub fn settled(&self) -> bool {
+        self.settle()
     }
 
     /// Looks for `start..end`; if it is not there, says what to register: with `join`, together with neighbours.

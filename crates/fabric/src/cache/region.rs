@@ -73,6 +73,63 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// As [`Cache::region`], of all pieces that a list of work requests names: what this thread knows of is found by one question to the kernel instead of one
+    /// for each. The regions are put behind what is in `into`, in the order of the pieces. On error none of them is.
+    ///
+    /// # Safety
+    /// As [`Cache::region`], of each piece.
+    pub unsafe fn regions(&self, pieces: &[(*mut u8, usize)], into: &mut Vec<Region>) -> Result<(), FabricError> {
+        let core = self.core();
+        core.home.check("this cache")?;
+        let begun = into.len();
+        let mut rest = pieces;
+        while !rest.is_empty() {
+            let from = into.len();
+            hold_remembered(core, rest, into);
+            let held = into.len() - from;
+            // All were held before the kernel is asked, and each one's mark is looked at after that.
+            let good = held > 0 && core.settled() && into[from..].iter().all(|region| region.entry.is_live());
+            if good {
+                rest = &rest[held..];
+                continue;
+            }
+            into.drain(from..).for_each(|region| region.entry.take_back_find());
+            // One by one, as far as it was not as remembered, and the first in any case.
+            let (some, more) = rest.split_at(held.max(1));
+            for (addr, length) in some {
+                // SAFETY: the caller's promise.
+                match unsafe { self.region(*addr, *length) } {
+                    Ok(region) => into.push(region),
+                    Err(error) => {
+                        into.truncate(begun);
+                        return Err(error);
+                    }
+                }
+            }
+            rest = more;
+        }
+        Ok(())
+    }
+}
+
+/// Holds what this thread remembers of the pieces, up to the first of which it knows nothing. Nobody has looked whether it is still good.
+fn hold_remembered(core: &Core, pieces: &[(*mut u8, usize)], into: &mut Vec<Region>) {
+    let _ = MEMORIES.try_with(|memories| {
+        let memories = memories.borrow();
+        let Some(memory) = memories.iter().find(|memory| memory.cache == core.id) else { return };
+        core.mark(&memory.mark);
+        for (addr, length) in pieces {
+            let addr = addr.expose_provenance();
+            let Some(end) = addr.checked_add(*length) else { return };
+            let is_it = |known: &&Known| known.start <= addr && known.end >= end;
+            let Some(known) = memory.known.iter().flatten().find(is_it) else { return };
+            known.entry.hold(core.now());
+            into.push(Region { entry: Arc::clone(&known.entry), addr, length: *length });
+        }
+    });
+}
+
 /// What this thread remembers of a range, if that is still good.
 #[inline]
 fn remembered(core: &Core, start: usize, end: usize) -> Option<Arc<Entry>> {

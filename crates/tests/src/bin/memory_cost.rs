@@ -47,6 +47,9 @@ struct Arguments {
 /// The ways to have memory ready.
 const WAYS: [&str; 5] = ["register each time", "same, batched", "pool", "pool and copy", "cache"];
 
+/// Pieces of a list.
+const MANY: usize = 16;
+
 #[derive(Serialize)]
 struct Row {
     bytes: usize,
@@ -68,6 +71,8 @@ struct Report {
     allocation_of_two_ns: f64,
     /// ns to find 4 KiB in the cache and give it back.
     hit_ns: f64,
+    /// The same for each of 16 pieces that are asked for as a list.
+    hit_of_many_ns: f64,
     /// ns of a system call that does nothing, for scale.
     system_call_ns: f64,
     pool: Vec<String>,
@@ -181,6 +186,16 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
             (allocation() + other.join().expect("a thread of the benchmark")) / 2.0
         })
     };
+    let pieces: Vec<(*mut u8, usize)> = (0..MANY).map(|n| (at.wrapping_add(n * 256), 256)).collect();
+    let many = || {
+        let mut regions = Vec::with_capacity(MANY);
+        let run = || {
+            // SAFETY: `own` outlives every registration, and no peer is told a key.
+            unsafe { cache.regions(&pieces, &mut regions) }.expect("registration");
+            regions.clear();
+        };
+        time(10_000, run) / MANY as f64
+    };
     let report = cache.report();
     let report = Report {
         backend: format!("{:?}", arguments.backend).to_lowercase(),
@@ -190,6 +205,7 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
         allocation_ns: repeated(&allocation),
         allocation_of_two_ns: repeated(&of_two),
         hit_ns: repeated(&|| time(100_000, || through(&cache, 4096))),
+        hit_of_many_ns: repeated(&many),
         system_call_ns: repeated(&|| time(100_000, nothing)),
         pool: pool.report().arenas.iter().map(ToString::to_string).collect(),
         watching: report.reason.unwrap_or_else(|| report.watching.to_string()),
@@ -216,8 +232,8 @@ fn print(report: &Report) {
         println!();
     }
     println!(
-        "allocation {:.0} ns, with two threads {:.0} ns each; hit {:.0} ns; a system call {:.0} ns",
-        report.allocation_ns, report.allocation_of_two_ns, report.hit_ns, report.system_call_ns
+        "allocation {:.0} ns, with two threads {:.0} ns each; hit {:.0} ns, of a list of {MANY} {:.0} ns each; a system call {:.0} ns",
+        report.allocation_ns, report.allocation_of_two_ns, report.hit_ns, report.hit_of_many_ns, report.system_call_ns
     );
     report.pool.iter().for_each(|arena| println!("pool: {arena}"));
     println!("cache: {}", report.watching);
