@@ -1,12 +1,13 @@
 //! Control is killed and stays away: no operation fails, and new connections are made from what is remembered. When it is back it hears what has happened.
 
-use crate::world::{Folder, Host, Node, Traffic, call, eventually, offered, runtime};
+use crate::world::{Host, Node, Traffic, call, offered, runtime};
 use scalefabric_control::clock::{Clock, Machine};
 use scalefabric_control::service::{Replica, Settings};
 use scalefabric_control::store::{Embedded, Store};
 use scalefabric_fabric::Directory;
 use scalefabric_fabric::endpoint::{Config, Operation, Target};
 use scalefabric_tests::fabric::Region;
+use scalefabric_tests::{Folder, eventually};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -34,7 +35,7 @@ impl ControlProcess {
         });
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["away::control_process", "--exact", "--ignored", "--nocapture"])
-            .env(CHILD, format!("{} {grpc} {http}", folder.file("store").display()))
+            .env(CHILD, format!("{} {grpc} {http}", folder.join("store").display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -86,11 +87,11 @@ fn control_process() {
 #[test]
 fn control_is_killed_and_no_operation_fails() {
     let away = std::env::var(SECONDS).map_or(5, |seconds| seconds.parse().expect("seconds"));
-    let (runtime, folder) = (runtime(), Folder::new());
+    let (runtime, folder) = (runtime(), Folder::new("control"));
     let mut control = ControlProcess::start(&folder, None);
     let address = format!("http://{}", control.grpc);
     let nodes = [0, 1].map(|number| Node::start(&runtime, &folder, number, &address));
-    let directories = [0, 1].map(|n| nodes[n].directory(&folder.file(["client", "server"][n])));
+    let directories = [0, 1].map(|n| nodes[n].directory(&folder.join(["client", "server"][n])));
     let server = nodes[1].fabric(directories[1].clone(), Config::default());
     let client = nodes[0].fabric(directories[0].clone(), Config::default());
     let _host = Host::new(&server, server.listen("store").expect("a service"));

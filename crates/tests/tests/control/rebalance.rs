@@ -1,9 +1,10 @@
 //! A port that is hot by real load is relieved: what connections carry is counted by the fabric, told by processes, judged by control and carried out while data flows. A dry
 //! run and a freeze hold it back.
 
-use crate::world::{Control, Folder, Host, Node, RATE_MBPS, Traffic, call, eventually, offered, provider, runtime};
+use crate::world::{Control, Host, Node, RATE_MBPS, Traffic, call, offered, provider, runtime};
 use scalefabric_fabric::Path;
 use scalefabric_fabric::endpoint::{Config, Target};
+use scalefabric_tests::{Folder, eventually};
 use scalefabric_verbs::Provider;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -25,12 +26,12 @@ fn set(http: SocketAddr, settings: &str) {
 
 #[test]
 fn connections_leave_a_port_that_is_hot_by_load_unless_they_are_held() {
-    let (runtime, folder) = (runtime(), Folder::new());
+    let (runtime, folder) = (runtime(), Folder::new("control"));
     let control = Control::start(&runtime, &folder);
     let nodes = [0, 1].map(|number| Node::start(&runtime, &folder, number, &control.address()));
     let http = control.http;
     set(http, r#"{"dry_run":true}"#);
-    let [client, server] = ["client", "server"].map(|name| folder.file(name));
+    let [client, server] = ["client", "server"].map(|name| folder.join(name));
     let server = nodes[1].fabric(nodes[1].directory(&server), Config::default());
     let client = nodes[0].fabric(nodes[0].directory(&client), Config::default());
     let host = Host::new(&server, server.listen("store").expect("a service"));

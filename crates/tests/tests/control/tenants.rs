@@ -1,9 +1,10 @@
 //! Tenants apart: quotas are kept where objects are made, connections are refused by policy, and packets of another partition are dropped by the NIC, which counts them.
 
-use crate::world::{Control, DEVICES, Folder, Host, Node, call, eventually, offered, provider, runtime};
+use crate::world::{Control, DEVICES, Host, Node, call, offered, provider, runtime};
 use scalefabric_fabric::endpoint::{Config, Operation, Target};
 use scalefabric_fabric::{Directory, Fault};
 use scalefabric_tests::fabric::Region;
+use scalefabric_tests::{Folder, eventually};
 use scalefabric_verbs::{
     AccessFlags, AddressVector, Context, Gid, Mtu, PKey, Provider, Psn, QpAttr, QpCap, QpInit, QpType, Qpn, SendFlags,
     SendOp, SendWr, WcStatus, WorkCompletion,
@@ -31,10 +32,10 @@ fn dropped(context: &Arc<dyn Context>) -> u32 {
 
 #[test]
 fn a_tenant_has_what_it_may_and_reaches_nobody_else() {
-    let (runtime, folder) = (runtime(), Folder::new());
+    let (runtime, folder) = (runtime(), Folder::new("control"));
     let control = Control::start(&runtime, &folder);
     let nodes = [0, 1].map(|number| Node::start(&runtime, &folder, number, &control.address()));
-    let directories = [0, 1].map(|n| nodes[n].directory(&folder.file(["client", "server"][n])));
+    let directories = [0, 1].map(|n| nodes[n].directory(&folder.join(["client", "server"][n])));
     assert_eq!(call(control.http, "PUT /v1/tenants", RULES).0, 200);
     eventually("the rules are known", || directories.iter().all(|one| one.may_connect("blue", "kv").is_err()));
     eventually("the agents have set the P_Keys", || DEVICES.iter().all(|device| has_pkey(device, 0x8012)));

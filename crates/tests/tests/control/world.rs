@@ -12,13 +12,14 @@ use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::{Outcome, RemoteRange};
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_tests::Folder;
 use scalefabric_tests::fabric::Region;
 use scalefabric_verbs::{PKey, Provider};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -29,29 +30,6 @@ pub const DEVICES: [&str; 2] = ["near", "far"];
 pub const RATE_MBPS: u64 = 80;
 /// After this, something has not happened and will not.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A folder of the test's own.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    pub fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("sfab-control-test-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder for the test");
-        Self(path)
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// The NIC of this process: addresses of its own, so that tests of other processes do not meet it.
 pub fn provider() -> Arc<SoftwareProvider> {
@@ -109,7 +87,7 @@ pub struct Control {
 impl Control {
     pub fn start(runtime: &Runtime, folder: &Folder) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(Machine::default());
-        let store = Embedded::open(&folder.file("store"), Arc::clone(&clock)).expect("a store");
+        let store = Embedded::open(&folder.join("store"), Arc::clone(&clock)).expect("a store");
         let store: Arc<dyn Store> = Arc::new(store);
         let replica = runtime.block_on(async {
             let replica = Replica::start(Settings::local("control1"), store, clock).await.expect("a replica");
@@ -136,14 +114,14 @@ impl Node {
     /// The first or the second.
     pub fn start(runtime: &Runtime, folder: &Folder, number: usize, control: &str) -> Self {
         let (name, device) = (["node1", "node2"][number], DEVICES[number]);
-        let socket = folder.file(&format!("{name}.sock"));
+        let socket = folder.join(&format!("{name}.sock"));
         let settings = agent::Settings {
             node: name.into(),
             control: vec![control.into()],
             tls: None,
             socket: socket.clone(),
             any_user: false,
-            memory: Some(folder.file(&format!("{name}.memory"))),
+            memory: Some(folder.join(&format!("{name}.memory"))),
             neighbours: Vec::new(),
             lldpctl: None,
         };
@@ -176,15 +154,6 @@ impl Node {
             .config(config)
             .build()
             .expect("a fabric")
-    }
-}
-
-/// Waits until it is so. The bound is that of a machine that is very busy; nothing is measured by it.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "it never came: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -9,42 +9,17 @@ mod processes;
 mod program;
 mod ways;
 
+use scalefabric_tests::Folder;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder of a test, removed at its end.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// A new one.
-    pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("sfab-run-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    /// Compiles a program or a library; `options` come last.
-    pub fn cc(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
-        let (text, binary) = (self.0.join(format!("{name}.c")), self.0.join(name));
-        std::fs::write(&text, source).unwrap();
-        let output = Command::new("cc").arg("-w").arg("-o").arg(&binary).arg(&text).args(options).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        binary
-    }
-}
-
-impl std::ops::Deref for Folder {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// Compiles a program or a library in a folder; `options` come last.
+pub fn cc(folder: &Folder, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let (text, binary) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&text, source).unwrap();
+    let output = Command::new("cc").arg("-w").arg("-o").arg(&binary).arg(&text).args(options).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    binary
 }
 
 /// `sfab`, or the reason to skip, told.

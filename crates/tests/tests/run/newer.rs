@@ -1,6 +1,7 @@
 //! Functions of libibverbs that are newer than our tables: they run in the real library, with a context of ours.
 
-use super::{Folder, has_headers, run, said, sfab};
+use super::{cc, has_headers, run, said, sfab};
+use scalefabric_tests::Folder;
 
 /// The real library's own versions of functions that we do have stand for newer ones. Each must refuse, with an errno.
 const REAL: &str = r#"#define _GNU_SOURCE
@@ -53,7 +54,7 @@ fn what_only_the_real_library_has_fails_cleanly_with_a_context_of_ours() {
         return;
     };
     let folder = Folder::new("newer");
-    let program = folder.cc("newer", REAL, &[&format!("-DLIBRARY=\"{library}\""), "-libverbs", "-ldl"]);
+    let program = cc(&folder, "newer", REAL, &[&format!("-DLIBRARY=\"{library}\""), "-libverbs", "-ldl"]);
     let text = said(&run(sfab, &["--mode", "preload"], &program, &[]));
     assert_eq!(text.lines().filter(|line| line.ends_with("Operation not supported")).count(), 8, "{text}");
 }

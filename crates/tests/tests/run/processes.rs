@@ -1,12 +1,14 @@
 //! Descriptors of ours through dup, fork, vfork and close, and what a look at counters shows.
 
-use super::{Folder, has_headers, run, said, sfab};
+use super::{cc, has_headers, run, said, sfab};
+use scalefabric_tests::Folder;
 
 #[test]
 fn a_descriptor_of_the_connection_manager_is_a_device_until_its_last_copy_is_closed() {
     let Some(sfab) = sfab() else { return };
     let folder = Folder::new("descriptor");
-    let program = folder.cc(
+    let program = cc(
+        &folder,
         "descriptor",
         r#"
 #define _GNU_SOURCE
@@ -66,7 +68,8 @@ fn a_tool_sees_what_a_program_has() {
         return;
     }
     let folder = Folder::new("resources");
-    let program = folder.cc(
+    let program = cc(
+        &folder,
         "resources",
         r#"
 #include <infiniband/verbs.h>
@@ -108,7 +111,8 @@ int main(void) {
 fn counters_are_current_at_each_open() {
     let (Some(sfab), true) = (sfab(), has_headers()) else { return };
     let folder = Folder::new("counters");
-    let program = folder.cc(
+    let program = cc(
+        &folder,
         "counters",
         r#"
 #include <infiniband/verbs.h>

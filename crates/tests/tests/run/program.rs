@@ -1,6 +1,7 @@
 //! What a program keeps: its process, its name, its output, its exit code. And what cannot be run.
 
-use super::{Folder, run, said, sfab};
+use super::{cc, run, said, sfab};
+use scalefabric_tests::Folder;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -9,7 +10,8 @@ use std::process::{Command, Stdio};
 fn the_program_is_the_process_that_was_started() {
     let Some(sfab) = sfab() else { return };
     let folder = Folder::new("pid");
-    let program = folder.cc(
+    let program = cc(
+        &folder,
         "pid",
         r#"#include <stdio.h>
            #include <unistd.h>
@@ -36,8 +38,8 @@ fn exit_codes_signals_and_output_are_the_programs_own() {
 fn what_cannot_be_run_is_refused_with_2_and_one_sentence() {
     let Some(sfab) = sfab() else { return };
     let folder = Folder::new("refused");
-    let fixed = folder.cc("static", "int main(void) { return 0; }", &["-static"]);
-    let inside = folder.cc("inside", "int ibv_open_device(void) { return 1; } int main(void) { return 0; }", &[]);
+    let fixed = cc(&folder, "static", "int main(void) { return 0; }", &["-static"]);
+    let inside = cc(&folder, "inside", "int ibv_open_device(void) { return 1; } int main(void) { return 0; }", &[]);
     let text = folder.join("text");
     std::fs::write(&text, "no program").unwrap();
     std::fs::set_permissions(&text, PermissionsExt::from_mode(0o755)).unwrap();
@@ -86,7 +88,7 @@ fn missing_libraries_and_wrong_options_are_told_in_one_sentence() {
 fn a_set_user_id_program_is_refused() {
     let Some(sfab) = sfab() else { return };
     let folder = Folder::new("suid");
-    let program = folder.cc("suid", "int main(void) { return 0; }", &[]);
+    let program = cc(&folder, "suid", "int main(void) { return 0; }", &[]);
     let given = Command::new("chown").arg("65534").arg(&program).status().is_ok_and(|status| status.success());
     if !given {
         println!("skipped: giving a file away needs root");

@@ -1,7 +1,8 @@
 //! The ways in: programs that are linked, that open the library themselves, that look elsewhere first, whose plugins look at
 //! home first. Each prints which device it found, and that the functions came from one engine.
 
-use super::{Folder, has_headers, run, said, sfab};
+use super::{cc, has_headers, run, said, sfab};
+use scalefabric_tests::Folder;
 
 /// Opens `libibverbs.so.1` and asks for functions by version, as NCCL does.
 const OPENS: &str = r#"
@@ -39,7 +40,7 @@ int main(void) {
 fn a_linked_program_finds_the_device_whichever_way_it_goes() {
     let (Some(sfab), true) = (sfab(), has_headers()) else { return };
     let folder = Folder::new("linked");
-    let program = folder.cc("linked", LINKED, &["-libverbs"]);
+    let program = cc(&folder, "linked", LINKED, &["-libverbs"]);
     for mode in ["auto", "preload", "dropin", "audit"] {
         let text = said(&run(sfab, &["--mode", mode], &program, &[]));
         assert!(text.contains("sflo"), "{mode}: {text}");
@@ -52,7 +53,7 @@ fn a_linked_program_finds_the_device_whichever_way_it_goes() {
 fn a_program_that_opens_the_library_by_itself_finds_the_device() {
     let Some(sfab) = sfab() else { return };
     let folder = Folder::new("opens");
-    let program = folder.cc("opens", OPENS, &["-ldl"]);
+    let program = cc(&folder, "opens", OPENS, &["-ldl"]);
     for mode in ["auto", "dropin", "audit"] {
         for library in ["libibverbs.so.1", "libibverbs.so"] {
             let text = said(&run(sfab, &["--mode", mode], &program, &[library]));
@@ -74,9 +75,9 @@ fn a_library_that_an_rpath_leads_to_is_not_used() {
     let map = folder.join("map");
     std::fs::write(&map, "IBVERBS_1.1 { global: ibv_*; local: *; };").unwrap();
     let script = format!("-Wl,--version-script={}", map.display());
-    folder.cc("own/libibverbs.so.1", list, &["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script]);
+    cc(&folder, "own/libibverbs.so.1", list, &["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script]);
     let rpath = "-Wl,--disable-new-dtags,-rpath,$ORIGIN/own";
-    let program = folder.cc("opens", OPENS, &["-ldl", rpath]);
+    let program = cc(&folder, "opens", OPENS, &["-ldl", rpath]);
     let text = said(&run(sfab, &[], &program, &["libibverbs.so.1"]));
     assert!(text.contains("sflo"), "{text}");
     let shown = said(&run(sfab, &["--show"], &program, &[]));
@@ -87,13 +88,15 @@ fn a_library_that_an_rpath_leads_to_is_not_used() {
 fn a_plugin_that_looks_at_home_first_finds_the_engine_of_its_program() {
     let (Some(sfab), true) = (sfab(), has_headers()) else { return };
     let folder = Folder::new("deepbind");
-    let plugin = folder.cc(
+    let plugin = cc(
+        &folder,
         "plugin.so",
         r#"#include <infiniband/verbs.h>
            struct ibv_device *first(void) { return ibv_get_device_list(0)[0]; }"#,
         &["-shared", "-fPIC", "-libverbs"],
     );
-    let program = folder.cc(
+    let program = cc(
+        &folder,
         "host",
         r#"#define _GNU_SOURCE
            #include <dlfcn.h>
@@ -120,7 +123,8 @@ fn a_plugin_that_looks_at_home_first_finds_the_engine_of_its_program() {
 fn the_distributions_libraries_load_above_the_drop_in() {
     let Some(sfab) = sfab() else { return };
     let folder = Folder::new("vendors");
-    let program = folder.cc(
+    let program = cc(
+        &folder,
         "loads",
         r#"#include <dlfcn.h>
            #include <stdio.h>
