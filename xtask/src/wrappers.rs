@@ -45,7 +45,7 @@ fn blocks(file: &SourceFile, begin: &str) -> Vec<(String, BTreeSet<String>)> {
                 open = head.map(|head| (head.trim().to_owned(), BTreeSet::new()));
             }
             Some(_) if line.starts_with('}') => found.extend(open.take()),
-            Some((_, methods)) => methods.extend(method(line)),
+            Some((_, methods)) => methods.extend(method(&line)),
         }
     }
     found

@@ -1,8 +1,9 @@
 //! What a posted operation names: local bytes that know their keys, and a range of the peer's memory. It holds no bytes itself and never
 //! lends them: registered memory is shared with peers, so it is copied in and out.
 
-use scalefabric_verbs::{RKey, Sge};
+use scalefabric_verbs::{MemoryRegion, RKey, Sge};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Registered local memory that can be posted: a pool's buffer, a region of the registration cache, a plain region.
 ///
@@ -26,6 +27,12 @@ pub trait Local: Send + Sync {
     /// the pool or the cache was made with. `None` for a domain that it is not registered with.
     fn sge_on(&self, domain: usize, offset: usize, length: usize) -> Option<Sge> {
         if domain == 0 { self.sge(offset, length) } else { None }
+    }
+
+    /// The registration behind the memory in a protection domain, for windows that are bound to it. `None`, which is the default: no window can be bound.
+    fn region_on(&self, domain: usize) -> Option<Arc<dyn MemoryRegion>> {
+        let _ = domain;
+        None
     }
 
     /// [`Self::remote`] with the key of another protection domain.

@@ -3,6 +3,7 @@
 
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Piece, Target};
 use scalefabric_fabric::exchange::Tcp;
+use scalefabric_fabric::pool::{Buffer, PageKind, Pool, PoolConfig, Zeroing};
 use scalefabric_fabric::{Local, RemoteRange};
 use scalefabric_nic::PortChange;
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions, RequestPath};
@@ -32,17 +33,38 @@ pub fn provider_apart(number: u8) -> Arc<SoftwareProvider> {
     make(number, None)
 }
 
+/// Two devices of this process, `rail1` and `rail2`, with a port each.
+pub fn provider_of_two() -> Arc<SoftwareProvider> {
+    let device = |number| DeviceOptions {
+        name: format!("rail{}", number + 1),
+        ports: vec![port(number, 3)],
+        ..DeviceOptions::default()
+    };
+    let devices = vec![device(0), device(1)];
+    Arc::new(SoftwareProvider::new(Options { devices, automatic: false, ..Options::default() }))
+}
+
+/// A device of this name with one port, beside all others of this process. `n`: 1 or 2.
+pub fn provider_named(name: &str, n: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
+    let device = DeviceOptions { name: name.to_owned(), ports: vec![port(3, n)], ..DeviceOptions::default() };
+    Arc::new(SoftwareProvider::new(Options { devices: vec![device], automatic: false, faults, ..Options::default() }))
+}
+
 fn make(number: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
-    let id = std::process::id();
-    let series = 100 + 50 * number + (id >> 14) as u8 % 50;
-    let address = |n: u8| IpAddr::from(Ipv4Addr::new(127, series, (id >> 6) as u8, (id << 2) as u8 | n));
-    let port = |n| PortOptions { interface: "lo".into(), addresses: vec![address(n)] };
     let name = if number == 0 { "pair".to_owned() } else { format!("pair{number}") };
-    let device = DeviceOptions { name, ports: vec![port(1), port(2)], ..DeviceOptions::default() };
+    let device = DeviceOptions { name, ports: vec![port(number, 1), port(number, 2)], ..DeviceOptions::default() };
     // Whoever wants to see the same on the other path says so: SCALEFABRIC_PATH=auto.
     let path = std::env::var("SCALEFABRIC_PATH").ok().and_then(|name| RequestPath::named(&name)).unwrap_or_default();
     let options = Options { devices: vec![device], automatic: false, faults, path, ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
+}
+
+/// A port with an address of this process's own. `number`: 0 to 3; `n`: 1 to 3.
+fn port(number: u8, n: u8) -> PortOptions {
+    let id = std::process::id();
+    let series = [100, 150, 200, 1][usize::from(number)] + (id >> 14) as u8 % 50;
+    let address = IpAddr::from(Ipv4Addr::new(127, series, (id >> 6) as u8, (id << 2) as u8 | n));
+    PortOptions { interface: "lo".into(), addresses: vec![address] }
 }
 
 /// Two fabrics, one of which listens.
@@ -62,15 +84,13 @@ impl Pair {
         Self::on(&provider(), config)
     }
 
-    /// On this provider's device.
+    /// On this provider's devices.
     pub fn on(provider: &Arc<SoftwareProvider>, config: &Config) -> Self {
-        let device = provider.options().devices[0].name.clone();
+        let devices = &provider.options().devices;
         let build = |node: &str| {
-            Fabric::builder(provider.clone())
-                .device(device.clone())
-                .node(node)
-                .config(config.clone())
-                .exchange(Arc::new(Tcp::new()))
+            let builder = Fabric::builder(provider.clone()).device(devices[0].name.clone()).node(node);
+            let builder = devices[1..].iter().fold(builder, |builder, device| builder.also(device.name.clone()));
+            builder.config(config.clone()).exchange(Arc::new(Tcp::new()))
         };
         let server = build("server").listen_at("tcp://127.0.0.1:0").build().unwrap();
         let client = build("client").build().unwrap();
@@ -96,6 +116,28 @@ impl Pair {
     pub fn target(&self) -> Target {
         Target::at(self.server.addresses()[0].clone(), "echo")
     }
+}
+
+/// A pool for what peers use, registered with every device of the fabric.
+pub fn pool(fabric: &Fabric) -> Pool {
+    let config = PoolConfig {
+        initial_bytes: 4 << 20,
+        arena_bytes: 4 << 20,
+        best_pages: PageKind::Plain,
+        zeroing: Zeroing::OnAlloc,
+        ..PoolConfig::default()
+    };
+    Pool::new(&fabric.protection_domains(), config).unwrap()
+}
+
+/// Memory of its own pool, zero.
+pub fn buffer(fabric: &Fabric, length: usize) -> Arc<Buffer> {
+    Arc::new(pool(fabric).alloc_aligned(length, 4096).unwrap())
+}
+
+/// A piece of a pool's memory.
+pub fn piece(buffer: &Arc<Buffer>, offset: usize, length: usize) -> Piece {
+    Piece::new(buffer.clone() as Arc<dyn Local>, offset, length)
 }
 
 /// A plain region.

@@ -101,7 +101,7 @@ impl End {
             tenant: tenant.into(),
             path: None,
             patience: Patience { connect_ns: 20_000 * MS, ..Patience::default() },
-            abilities: Abilities { drained_vector: seed.is_multiple_of(2) },
+            abilities: Abilities { drained_vector: seed.is_multiple_of(2), ..Abilities::default() },
             seed,
         };
         let session = Session::new(setup, now_ns);
@@ -162,7 +162,11 @@ impl End {
     /// Lends memory to the peer under a new key.
     pub fn offer(&mut self, key: u32, overlap_ns: u64, now_ns: u64, at: u64) {
         let range = RemoteRange { addr: 0, length: 64, rkey: key };
-        self.handle(Input::Offer { offers: vec![MemoryOffer { id: 1, range }], overlap_ns }, now_ns, at);
+        self.handle(
+            Input::Offer { offers: vec![MemoryOffer { id: 1, domain: 0, lane: None, range }], overlap_ns },
+            now_ns,
+            at,
+        );
     }
 
     /// The application sends a message.
@@ -303,6 +307,8 @@ impl End {
             }
             Action::Drain { lane, path } => self.drain(lane, path.as_ref()),
             Action::Vector { lane, path, dgid } => self.vector(lane, path, dgid),
+            // Its QPs have no alternate paths.
+            Action::Load { .. } | Action::Migrate { .. } | Action::Unload { .. } => {}
             Action::Resume { lane } => {
                 if let Some(one) = self.lanes.get_mut(&lane) {
                     one.drains = None;
@@ -368,6 +374,7 @@ impl End {
             receives: 16,
             port: String::new(),
             srq_num: None,
+            domain: 0,
         };
         self.lanes.insert(id, Lane::new(qp, path, at));
         self.inputs.push_back(Input::Made { lane: id, qp: offer });

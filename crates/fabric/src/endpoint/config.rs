@@ -54,6 +54,11 @@ pub struct Config {
     /// How long old and new keys are both good at most, when keys are made anew by themselves. Default 10 s. Shorter than a channel to a peer may be
     /// away: that peer's operations are refused until it has heard the new keys. Very long: so long an old key is good in the worst case.
     pub rotate_overlap: Duration,
+    /// Whether memory that is lent ([`super::Connection::lend`]) is opened by windows of type 2, where the device has them and the memory lets them be bound (a
+    /// pool whose access has `MW_BIND`): a key is then good for one connection only, and making keys anew ([`super::Fabric::rotate_keys`]) binds windows
+    /// instead of registering memory. After each rebuild, and each move to another QP, all are bound anew before the peer can use the memory. Default
+    /// false: keys are those of registrations, which outlive QPs.
+    pub lend_by_windows: bool,
     /// A connection that finds more than so many losses in a thousand packets, in three looks in a row, takes another source port, and if that does not
     /// help another port; not while a control plane balances. Default 10. 0: any loss counts; 1000 and more: never.
     pub retransmit_permille: u32,
@@ -83,6 +88,7 @@ impl Default for Config {
             return_after: Duration::from_secs(10),
             rotate_every: None,
             rotate_overlap: Duration::from_secs(10),
+            lend_by_windows: false,
             retransmit_permille: 10,
             trust_unproven_peers: false,
         }

@@ -26,6 +26,8 @@ pub struct Statistics {
     pub moves: u64,
     /// Those of them that kept the QP: it took a new address vector.
     pub turned: u64,
+    /// Those of them that kept the QP and did not drain it: it migrated to an alternate path.
+    pub migrated: u64,
     /// Moves that were taken back.
     pub moves_rolled_back: u64,
     /// Operations posted again after a rebuild.
@@ -324,6 +326,6 @@ impl Connection {
         attempt: impl FnMut() -> Result<Option<T>, FabricError>,
     ) -> Result<Option<T>, FabricError> {
         let link = self.link();
-        wait(&link.bell, &link.channel, link.config.waiting, timeout, || link.arm(), attempt)
+        wait(&link.bell, &link.channels, link.config.waiting, timeout, || link.arm(), attempt)
     }
 }

@@ -29,11 +29,11 @@ pub(crate) fn quiet(fd: RawFd) {
 }
 
 /// Sleeps until one of two descriptors can be read, or `left` has passed, rounded up to a millisecond; which can be read. A negative number is not looked at.
-pub(crate) fn sleep_on(fds: [RawFd; 2], left: Duration) -> [bool; 2] {
+pub(crate) fn sleep_on<const N: usize>(fds: [RawFd; N], left: Duration) -> [bool; N] {
     let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let ms = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-    // SAFETY: two entries of our own, of which the kernel writes `revents` only.
-    unsafe { libc::poll(polled.as_mut_ptr(), 2, ms) };
+    // SAFETY: `N` entries of our own, of which the kernel writes `revents` only.
+    unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, ms) };
     polled.map(|fd| fd.revents != 0)
 }
 

@@ -3,7 +3,7 @@
 
 use super::config::Config;
 use super::connection::Connection;
-use super::hub::Hub;
+use super::hub::{Hub, Hubs};
 use super::link::lock;
 use super::listener::Listener;
 use super::service::{self, Keeper, Parts, RotateKeys};
@@ -46,6 +46,7 @@ pub struct Builder {
     config: Config,
     node: Option<String>,
     device: Option<String>,
+    also: Vec<String>,
     rotate: Option<Arc<RotateKeys>>,
 }
 
@@ -98,6 +99,15 @@ impl Builder {
         self
     }
 
+    /// One more device, on which connections can go on: they move there by order, and by themselves when no port of the device that they are on is up. Memory
+    /// that is posted then must be registered with [`Fabric::protection_domains`], in their order (a pool or a cache that was made with them), and what a
+    /// peer is lent, too. Each connection has queues and receives on every device. At most four devices, that of [`Builder::device`] included.
+    #[must_use]
+    pub fn also(mut self, device: impl Into<String>) -> Self {
+        self.also.push(device.into());
+        self
+    }
+
     /// How keys that are not of a pool ([`Fabric::rotate_keys_of`]) are rotated when the control plane orders it or [`Config::rotate_every`] is over:
     /// registers memory anew, offers it on its connections ([`Connection::rotate`]), withdraws the old keys. It is given the order's token, 0 on
     /// schedule, and the overlap. Default: nothing.
@@ -114,11 +124,16 @@ impl Builder {
             "" => self.provider,
             tenant => Arc::new(TenantProvider::new(self.provider, Arc::clone(&directory), tenant)),
         };
-        let hub = Hub::open(&*provider, self.device.as_deref())?;
-        self.config.check(&hub.attr)?;
+        let mut hubs = vec![Hub::open(&*provider, self.device.as_deref())?];
+        for device in &self.also {
+            hubs.push(Hub::open(&*provider, Some(device))?);
+        }
+        for hub in &hubs {
+            self.config.check(&hub.attr)?;
+        }
         let keeper = service::start(Parts {
             node: self.node.unwrap_or_else(host_name),
-            hub,
+            hubs: Hubs::new(hubs)?,
             config: self.config,
             directory,
             exchanges: self.exchanges,
@@ -150,6 +165,7 @@ impl Fabric {
             config: Config::default(),
             node: None,
             device: None,
+            also: Vec::new(),
             rotate: None,
         }
     }
@@ -158,14 +174,19 @@ impl Fabric {
         &self.keeper.shared
     }
 
-    /// The open device.
+    /// The open device; the first, if there are more.
     pub fn context(&self) -> &Arc<dyn Context> {
-        &self.keeper.shared.hub.context
+        &self.keeper.shared.hub().context
     }
 
-    /// The protection domain of all connections: memory for them is registered here.
+    /// The protection domain of all connections: memory for them is registered here. The first device's, if there are more.
     pub fn protection_domain(&self) -> &Arc<dyn ProtectionDomain> {
-        &self.keeper.shared.hub.pd
+        &self.keeper.shared.hub().pd
+    }
+
+    /// The protection domains of all devices ([`Builder::also`]): memory that operations go on with on another device is registered with each.
+    pub fn protection_domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+        self.keeper.shared.hubs.all().iter().map(|hub| hub.pd.clone()).collect()
     }
 
     /// Addresses at which this process can be reached, with their schemes and the ports that were really taken.

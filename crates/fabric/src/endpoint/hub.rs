@@ -1,10 +1,84 @@
-//! The open device of a fabric and what all connections on it share: the protection domain, limits, ports and their GIDs. It holds no connection.
+//! The open devices of a fabric and what all connections on them share: protection domains, limits, ports and their GIDs. It holds no connection.
 
 use super::gid::{self, Want};
 use super::loss::LossSample;
 use crate::error::FabricError;
+use crate::path::Path;
 use scalefabric_verbs::{Context, DeviceAttr, GidEntry, Mtu, PKey, PortState, ProtectionDomain, Provider, QueuePair};
 use std::sync::Arc;
+
+/// Most devices of a fabric.
+pub(crate) const MAX_DEVICES: usize = 4;
+
+/// A port of a fabric's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PortAt {
+    /// Which device: index of its protection domain.
+    pub domain: usize,
+    /// From 1.
+    pub port_num: u8,
+}
+
+/// The devices of a fabric, the first of which is where connections begin.
+#[derive(Debug)]
+pub(crate) struct Hubs(Vec<Arc<Hub>>);
+
+impl Hubs {
+    /// Misuse without a device, with more than [`MAX_DEVICES`], and with one twice.
+    pub fn new(hubs: Vec<Hub>) -> Result<Self, FabricError> {
+        if hubs.is_empty() || hubs.len() > MAX_DEVICES {
+            return Err(FabricError::misuse(format!("a fabric has 1 to {MAX_DEVICES} devices, not {}", hubs.len())));
+        }
+        for (index, hub) in hubs.iter().enumerate() {
+            if hubs[..index].iter().any(|other| other.device == hub.device) {
+                return Err(FabricError::misuse(format!("device {} is named twice: name another", hub.device)));
+            }
+        }
+        Ok(Self(hubs.into_iter().map(Arc::new).collect()))
+    }
+
+    pub fn all(&self) -> &[Arc<Hub>] {
+        &self.0
+    }
+
+    /// The first.
+    pub fn home(&self) -> &Arc<Hub> {
+        &self.0[0]
+    }
+
+    /// A device by its name, and its index.
+    pub fn named(&self, device: &str) -> Result<usize, FabricError> {
+        self.0.iter().position(|hub| hub.device == device).ok_or_else(|| {
+            let known = self.0.iter().map(|hub| hub.device.as_str()).collect::<Vec<_>>().join(", ");
+            FabricError::misuse(format!(
+                "the path is on device {device}, and the fabric's memory is registered with {known}: name the device to `Builder::also`"
+            ))
+        })
+    }
+
+    /// The port of a path.
+    pub fn port_of(&self, path: &Path) -> Option<PortAt> {
+        let domain = self.named(&path.device).ok()?;
+        Some(PortAt { domain, port_num: path.port_num })
+    }
+
+    /// All ports of all devices.
+    pub fn ports(&self) -> impl Iterator<Item = PortAt> + '_ {
+        let of = |(domain, hub): (usize, &Arc<Hub>)| {
+            (1..=hub.attr.phys_port_cnt).map(move |port_num| PortAt { domain, port_num })
+        };
+        self.0.iter().enumerate().flat_map(of)
+    }
+
+    pub fn is_active(&self, at: PortAt) -> bool {
+        self.0.get(at.domain).is_some_and(|hub| hub.is_active(at.port_num))
+    }
+
+    /// Whether this is the path's port.
+    pub fn is_on(&self, path: &Path, at: PortAt) -> bool {
+        path.port_num == at.port_num && self.0.get(at.domain).is_some_and(|hub| hub.device == path.device)
+    }
+}
 
 /// An open device.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::gid::Want;
-use super::hub::Hub;
+use super::hub::{Hub, Hubs};
 use super::link::{Link, lock};
 use super::operation::MAX_PIECES;
 use super::send::{MARKER, Outlet};
@@ -10,20 +10,31 @@ use crate::error::FabricError;
 use crate::path::Path;
 use crate::session::{Drained, LaneId, QpOffer};
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, Gid, Mtu, Psn, QpAttr, QpCap, QpInit, QpType, Qpn, QueuePair, SendFlags, SendOp, SendWr,
+    AccessFlags, AddressVector, Gid, GidEntry, Mtu, Psn, QpAttr, QpCap, QpInit, QpType, Qpn, QueuePair, SendFlags,
+    SendOp, SendWr,
 };
 use std::sync::Arc;
 
 /// What a peer may do through a connection's QP; what it really may touch is said by keys.
 const RIGHTS: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
 
+/// Windows that are bound at a time.
+const BINDS: u32 = 8;
+
 /// One lane's QP.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub id: LaneId,
+    /// Which of the fabric's devices it is on.
+    pub domain: usize,
+    pub hub: Arc<Hub>,
     pub qp: Arc<dyn QueuePair>,
     pub path: Path,
+    /// The path that it is to migrate to.
+    pub alternate: Option<Path>,
     sgid_index: u8,
+    /// Which of its fabric's devices the peer's QP is on.
+    peer_domain: u8,
     psn: u32,
     mtu: Mtu,
     max_rd_atomic: u8,
@@ -43,19 +54,21 @@ pub(crate) struct Place {
 impl Lane {
     /// Makes a QP in INIT.
     pub fn make(link: &Link, id: LaneId, place: &Place, psn: u32) -> Result<(Self, QpOffer), FabricError> {
-        let (hub, config) = (&*link.hub, &link.config);
-        let path = choose_path(hub, config, place)?;
+        let config = &link.config;
+        let (domain, path) = choose_path(&link.hubs, config, place)?;
+        let dock = &link.docks[domain];
+        let hub = &*dock.hub;
         let sgid_index = gid_index(hub, &path)?;
         let cap = QpCap {
-            // A marker at its end, and a signal in a hand-over.
-            max_send_wr: config.depth + 3,
+            // A marker at its end, a signal in a hand-over, and some binds of windows.
+            max_send_wr: config.depth + 3 + if config.lend_by_windows { BINDS } else { 0 },
             max_recv_wr: 0,
             max_send_sge: MAX_PIECES as u32,
             max_recv_sge: 0,
             max_inline_data: lock(&link.sender).bounds.max_inline as u32,
         };
-        let (send_cq, recv_cq) = (lock(&link.sender).cq.clone(), lock(&link.receiver).cq.clone());
-        let srq = Some(link.pool.srq.clone());
+        let (send_cq, recv_cq) = (dock.send_cq.clone(), dock.recv_cq.clone());
+        let srq = Some(dock.pool.srq.clone());
         let qp = hub.pd.create_qp(&QpInit { qp_type: QpType::Rc, send_cq, recv_cq, srq, cap, sq_sig_all: false })?;
         let (mut attr, mask) = QpAttr::init(QpType::Rc, path.port_num, RIGHTS);
         attr.pkey_index = hub.pkey_index(path.port_num, link.pkey)?;
@@ -69,22 +82,27 @@ impl Lane {
             mtu: mtu.bytes(),
             max_dest_rd_atomic: limit(hub.attr.max_qp_rd_atom),
             max_rd_atomic: limit(hub.attr.max_qp_init_rd_atom),
-            receive_bytes: link.pool.bytes,
-            receives: link.pool.receives,
+            receive_bytes: dock.pool.bytes,
+            receives: dock.pool.receives,
             port: format!("{} port {}", path.device, path.port_num),
             srq_num: None,
+            domain: domain as u8,
         };
-        lock(&link.receiver).add(id, qp.qp_num().get());
-        Ok((Self { id, qp, path, sgid_index, psn, mtu, max_rd_atomic: offer.max_rd_atomic }, offer))
+        link.attach(domain);
+        lock(&link.receiver).add(id, domain, qp.qp_num().get());
+        let (hub, max_rd_atomic) = (dock.hub.clone(), offer.max_rd_atomic);
+        let lane =
+            Self { id, domain, hub, qp, path, alternate: None, sgid_index, peer_domain: 0, psn, mtu, max_rd_atomic };
+        Ok((lane, offer))
     }
 
     /// Takes it to RTS towards the peer's QP.
     pub fn ready(&mut self, link: &Link, peer: &QpOffer) -> Result<(), FabricError> {
-        let (hub, config) = (&*link.hub, &link.config);
+        let (hub, config) = (&*self.hub, &link.config);
         let peer_mtu =
             Mtu::from_bytes(peer.mtu).ok_or_else(|| FabricError::peer(format!("mtu {} is none", peer.mtu)))?;
         self.mtu = self.mtu.min(peer_mtu);
-        self.path.dgid = Gid(peer.gid.octets());
+        (self.path.dgid, self.peer_domain) = (Gid(peer.gid.octets()), peer.domain);
         let av = address_vector(&self.path, self.sgid_index);
         let (mut rtr, mask) = QpAttr::rtr(QpType::Rc, Qpn::new(peer.qp_num), Psn::new(peer.psn), self.mtu, av);
         rtr.max_dest_rd_atomic = config.max_rd_atomic.min(u8::try_from(hub.attr.max_qp_rd_atom).unwrap_or(u8::MAX));
@@ -110,6 +128,8 @@ impl Lane {
     pub fn outlet(&self) -> Outlet {
         Outlet {
             lane: self.id,
+            domain: self.domain,
+            peer_domain: self.peer_domain,
             qp: self.qp.clone(),
             psn: self.psn,
             mtu: self.mtu.bytes(),
@@ -139,7 +159,7 @@ impl Lane {
 pub(crate) fn gid_index(hub: &Hub, path: &Path) -> Result<u8, FabricError> {
     if path.device != hub.device {
         return Err(FabricError::misuse(format!(
-            "the path is on device {}, the connection's memory is registered with {}: open a fabric for each device",
+            "the path is on device {}, the QP on {}: only another QP gets there",
             path.device, hub.device
         )));
     }
@@ -158,50 +178,77 @@ pub(crate) fn address_vector(path: &Path, sgid_index: u8) -> AddressVector {
     av
 }
 
-fn choose_path(hub: &Hub, config: &Config, place: &Place) -> Result<Path, FabricError> {
+/// The path of a new lane, and which device it is on.
+fn choose_path(hubs: &Hubs, config: &Config, place: &Place) -> Result<(usize, Path), FabricError> {
     if let Some(path) = place.path.as_ref().filter(|path| path.device.is_empty()) {
         // The peer knows only by which address it wants to reach this side.
-        let entry = hub.choose(&Want { gid: Some(path.sgid), ..Want::default() })?;
-        return Ok(Path { device: hub.device.clone(), port_num: entry.port_num, ..path.clone() });
+        let (domain, entry) = on_some(hubs, &Want { gid: Some(path.sgid), ..Want::default() })?;
+        let device = hubs.all()[domain].device.clone();
+        return Ok((domain, Path { device, port_num: entry.port_num, ..path.clone() }));
     }
     if let Some(path) = &place.path {
-        return Ok(path.clone());
+        return Ok((hubs.named(&path.device)?, path.clone()));
     }
-    let present = place.present.clone().filter(|path| {
+    let present = place.present.clone().and_then(|path| {
+        let domain = hubs.named(&path.device).ok()?;
+        let hub = &hubs.all()[domain];
         let same = Want { gid: Some(path.sgid), port_num: Some(path.port_num), ..Want::default() };
-        hub.is_active(path.port_num) && hub.choose(&same).is_ok()
+        (hub.is_active(path.port_num) && hub.choose(&same).is_ok()).then_some((domain, path))
     });
-    if let Some(path) = present {
-        return Ok(path);
+    if let Some(present) = present {
+        return Ok(present);
     }
-    let entry = hub.choose(&Want { peer: place.peer, ..Want::default() })?;
-    Ok(Path {
-        device: hub.device.clone(),
+    let (domain, entry) = on_some(hubs, &Want { peer: place.peer, ..Want::default() })?;
+    let path = Path {
+        device: hubs.all()[domain].device.clone(),
         port_num: entry.port_num,
         sgid: entry.gid,
         dgid: place.peer.unwrap_or(Gid::ZERO),
         flow_label: 0,
         dscp: config.dscp,
-    })
+    };
+    Ok((domain, path))
 }
 
-/// Other paths that could be taken to the same peer.
-pub(crate) fn alternatives(hub: &Hub, path: &Path) -> Vec<Path> {
-    let Ok(table) = hub.gids() else { return Vec::new() };
-    let usable = table.iter().filter(|entry| {
-        entry.gid_type == scalefabric_verbs::GidType::RoceV2
-            && entry.gid != path.sgid
-            && entry.gid.is_ipv4() == path.dgid.is_ipv4()
-            && super::gid::is_link_local(entry.gid) == super::gid::is_link_local(path.dgid)
-    });
-    usable.map(|entry| Path { port_num: entry.port_num, sgid: entry.gid, ..path.clone() }).collect()
+/// The first device with a GID that means what is wanted, on an active port if any has one. The error is the first device's.
+fn on_some(hubs: &Hubs, want: &Want) -> Result<(usize, GidEntry), FabricError> {
+    let mut found: Vec<_> = hubs.all().iter().map(|hub| hub.choose(want)).enumerate().collect();
+    let active = |(domain, entry): &(usize, Result<GidEntry, FabricError>)| {
+        entry.as_ref().is_ok_and(|entry| hubs.all()[*domain].is_active(entry.port_num))
+    };
+    let best = found.iter().position(active).or_else(|| found.iter().position(|(_, entry)| entry.is_ok()));
+    let (domain, entry) = found.swap_remove(best.unwrap_or(0));
+    Ok((domain, entry?))
+}
+
+/// Other paths that could be taken to the same peer, those of the same device first.
+pub(crate) fn alternatives(hubs: &Hubs, path: &Path) -> Vec<Path> {
+    let mut all: Vec<Path> = Vec::new();
+    for hub in hubs.all() {
+        let Ok(table) = hub.gids() else { continue };
+        let usable = table.iter().filter(|entry| {
+            entry.gid_type == scalefabric_verbs::GidType::RoceV2
+                && (entry.gid != path.sgid || hub.device != path.device)
+                && entry.gid.is_ipv4() == path.dgid.is_ipv4()
+                && super::gid::is_link_local(entry.gid) == super::gid::is_link_local(path.dgid)
+        });
+        let device = &hub.device;
+        all.extend(usable.map(|entry| Path {
+            device: device.clone(),
+            port_num: entry.port_num,
+            sgid: entry.gid,
+            ..path.clone()
+        }));
+    }
+    all.sort_by_key(|other| other.device != path.device);
+    all
 }
 
 /// Stops lanes: to ERR, all completions taken, and what was received counted. Waits for nobody but the device.
 pub(crate) async fn stop(
     link: &Link,
     lanes: &[Lane],
-    last_receive: impl Fn(u32) -> bool,
+    last_receive: impl Fn(&Lane) -> bool,
 ) -> Result<Drained, FabricError> {
     lock(&link.sender).drop_lane();
     lock(&link.sender).markers = 0;
@@ -212,7 +259,7 @@ pub(crate) async fn stop(
     let drained = || {
         link.drive()?;
         let sent = lock(&link.sender).markers >= markers;
-        Ok::<bool, FabricError>(sent && lanes.iter().all(|lane| last_receive(lane.qp.qp_num().get())))
+        Ok::<bool, FabricError>(sent && lanes.iter().all(&last_receive))
     };
     let begun = std::time::Instant::now();
     let mut looks = 0u32;
@@ -233,7 +280,7 @@ pub(crate) async fn stop(
     }
     let mut executed = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let psn = if link.hub.context.rq_psn_is_executed_prefix() {
+        let psn = if lane.hub.context.rq_psn_is_executed_prefix() {
             lane.qp.query().ok().map(|(attr, _)| attr.rq_psn.get())
         } else {
             None

@@ -8,11 +8,13 @@ use super::fabric::Fabric;
 use super::link::{Link, Told, lock};
 use super::service::Shared;
 use super::wait::block_on_for;
+use super::window;
 use crate::buffer::{Local, RemoteRange};
 use crate::directory::{FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::pool::Pool;
 use crate::session::{Input, MAX_OFFERS, MemoryOffer};
+use scalefabric_verbs::MemoryRegion;
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -24,11 +26,13 @@ const GRACE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a peer may take to hear a single offer's keys before the ones that it replaces may go.
-const OFFER_OVERLAP: Duration = Duration::from_secs(1);
+pub(super) const OFFER_OVERLAP: Duration = Duration::from_secs(1);
 
 /// Memory that the peer was lent under a number: offered anew whenever its keys are.
 pub(crate) struct Loan {
-    id: u32,
+    pub id: u32,
+    /// Its key is a window's.
+    pub by_window: bool,
     memory: Arc<dyn Local>,
     domain: usize,
     offset: usize,
@@ -36,8 +40,19 @@ pub(crate) struct Loan {
 }
 
 impl Loan {
-    fn range(&self) -> Option<RemoteRange> {
-        self.memory.remote_on(self.domain, self.offset, self.length)
+    /// As peers know it by the keys of each of the fabric's devices; those that it is not registered with are left out. `None`: not with the first either.
+    pub fn offers(&self, devices: usize) -> Option<Vec<MemoryOffer>> {
+        let range = |device: usize| self.memory.remote_on(self.domain + device, self.offset, self.length);
+        range(0)?;
+        let offer =
+            |device: usize| Some(MemoryOffer { id: self.id, domain: device as u8, lane: None, range: range(device)? });
+        Some((0..devices).filter_map(offer).collect())
+    }
+
+    /// The registration with one of the fabric's devices, and the range within it.
+    pub fn region(&self, device: usize) -> Option<(Arc<dyn MemoryRegion>, RemoteRange)> {
+        let domain = self.domain + device;
+        Some((self.memory.region_on(domain)?, self.memory.remote_on(domain, self.offset, self.length)?))
     }
 }
 
@@ -72,18 +87,7 @@ impl Link {
         overlap: Duration,
         change: impl FnOnce(&mut Vec<MemoryOffer>),
     ) -> Result<oneshot::Receiver<bool>, FabricError> {
-        let trusted = self.config.trust_unproven_peers;
-        let peer = lock(&self.peer).identity().cloned();
-        if let Some(peer) = peer.filter(|peer| !trusted && !peer.proven && !peer.local) {
-            return Err(FabricError::new(
-                Fault::NoAuthority,
-                format!(
-                    "keys are not told to `{}`: it is on another host and nothing proves its name; use an exchange with certificates, or \
-                     `trust_unproven_peers` where nobody else can reach the network",
-                    peer.name
-                ),
-            ));
-        }
+        self.check_trust()?;
         let mut offers = lock(&self.offers);
         let mut all = offers.clone();
         change(&mut all);
@@ -103,15 +107,32 @@ impl Link {
         Ok(told)
     }
 
+    /// Keys are told to whom cryptography proves, to this host, and to whom the configuration trusts.
+    fn check_trust(&self) -> Result<(), FabricError> {
+        let trusted = self.config.trust_unproven_peers;
+        let peer = lock(&self.peer).identity().cloned();
+        if let Some(peer) = peer.filter(|peer| !trusted && !peer.proven && !peer.local) {
+            return Err(FabricError::new(
+                Fault::NoAuthority,
+                format!(
+                    "keys are not told to `{}`: it is on another host and nothing proves its name; use an exchange with certificates, or \
+                     `trust_unproven_peers` where nobody else can reach the network",
+                    peer.name
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// These in place of what was offered under the same numbers; all that is offered then.
+    pub fn replace_offers(&self, new: &[MemoryOffer]) -> Vec<MemoryOffer> {
+        let mut offers = lock(&self.offers);
+        put(&mut offers, new);
+        offers.clone()
+    }
+
     fn put_offers(&self, new: &[MemoryOffer], overlap: Duration) -> Result<oneshot::Receiver<bool>, FabricError> {
-        self.change_offers(overlap, |all| {
-            for offer in new {
-                match all.iter_mut().find(|other| other.id == offer.id) {
-                    Some(old) => *old = *offer,
-                    None => all.push(*offer),
-                }
-            }
-        })
+        self.change_offers(overlap, |all| put(all, new))
     }
 
     /// Tells the peer the present keys of what it was lent, if any are new to it.
@@ -121,8 +142,10 @@ impl Link {
         let known = lock(&self.offers).clone();
         let offers: Vec<MemoryOffer> = loans
             .iter()
-            .filter_map(|loan| Some(MemoryOffer { id: loan.id, range: loan.range()? }))
-            .filter(|offer| !known.contains(offer))
+            .filter(|loan| !loan.by_window)
+            .filter_map(|loan| loan.offers(self.docks.len()))
+            .filter(|offers| offers.iter().any(|offer| !known.contains(offer)))
+            .flatten()
             .collect();
         if offers.is_empty() {
             return Ok(None);
@@ -131,13 +154,19 @@ impl Link {
     }
 }
 
+/// These in place of what was offered under the same numbers, by whatever keys.
+fn put(all: &mut Vec<MemoryOffer>, new: &[MemoryOffer]) {
+    all.retain(|old| !new.iter().any(|new| new.id == old.id));
+    all.extend_from_slice(new);
+}
+
 impl Connection {
     /// Lets the peer use memory, under a number that both applications agree on; in place of what was offered under it before. [`Fault::NoAuthority`]
-    /// for a peer on another host whose name nothing proves ([`super::Config::trust_unproven_peers`]). Its key stays as it is: [`Connection::lend`]
-    /// follows rotations.
+    /// for a peer on another host whose name nothing proves ([`super::Config::trust_unproven_peers`]). Its key stays as it is, and is that of the fabric's first
+    /// device: [`Connection::lend`] follows rotations and moves to another device.
     pub fn offer(&self, id: u32, range: RemoteRange) -> Result<(), FabricError> {
         let mut loans = lock(&self.link().loans);
-        self.link().put_offers(&[MemoryOffer { id, range }], OFFER_OVERLAP)?;
+        self.link().put_offers(&[MemoryOffer { id, domain: 0, lane: None, range }], OFFER_OVERLAP)?;
         loans.retain(|loan| loan.id != id);
         Ok(())
     }
@@ -149,7 +178,7 @@ impl Connection {
         self.lend_on(0, id, memory, offset, length)
     }
 
-    /// As [`Connection::lend`], of memory that is registered with several protection domains (rails): the index of this connection's.
+    /// As [`Connection::lend`], of memory that is registered with several protection domains (rails): the index of that of this fabric's first device.
     pub fn lend_on(
         &self,
         domain: usize,
@@ -159,18 +188,30 @@ impl Connection {
         length: usize,
     ) -> Result<(), FabricError> {
         let bytes = memory.len();
-        let loan = Loan { id, memory, domain, offset, length };
+        let hubs = &self.link().hubs;
+        let by_window = self.link().config.lend_by_windows
+            && hubs.all().iter().all(|hub| hub.has_windows())
+            && (0..hubs.all().len()).all(|device| memory.region_on(domain + device).is_some());
+        let loan = Loan { id, by_window, memory, domain, offset, length };
         let mut loans = lock(&self.link().loans);
-        let range = loan.range().ok_or_else(|| {
+        let offers = loan.offers(self.link().docks.len()).ok_or_else(|| {
             FabricError::misuse(format!(
                 "{length} bytes at {offset} of memory of {bytes} cannot be lent: they are outside, or the memory is not registered for peers with \
                  domain {domain}"
             ))
         })?;
-        self.link().put_offers(&[MemoryOffer { id, range }], OFFER_OVERLAP)?;
+        if !by_window {
+            self.link().put_offers(&offers, OFFER_OVERLAP)?;
+        } else if loans.len() >= MAX_OFFERS {
+            return Err(FabricError::misuse(format!("more loans than a connection has, {MAX_OFFERS}")));
+        } else {
+            self.link().check_trust()?;
+        }
         loans.retain(|loan| loan.id != id);
         loans.push(loan);
-        Ok(())
+        drop(loans);
+        // Its key is told when it is bound.
+        if by_window { window::ask_to_bind(self.link(), None) } else { Ok(()) }
     }
 
     /// Offers nothing under this number any more. A peer that keeps the rules cannot use it from then on; one that does not is kept out by the next
@@ -280,7 +321,14 @@ fn rotate_pools(
 ) -> Result<Rotation, FabricError> {
     let mut done = Rotation::default();
     let mut failure = None;
-    for pool in pools {
+    // Where every key is a window's, registrations stay.
+    let by_windows = |link: &&Arc<Link>| {
+        let loans = lock(&link.loans);
+        !loans.is_empty() && loans.iter().all(|loan| loan.by_window)
+    };
+    let (windowed, plain): (Vec<_>, Vec<_>) = links.iter().partition(by_windows);
+    let registers = windowed.is_empty() || plain.iter().any(|link| !lock(&link.loans).is_empty());
+    for pool in pools.iter().filter(|pool| registers || !pool.lets_windows()) {
         match pool.rotate_keys() {
             Ok(made) => done.keys += made as u64,
             // The others' keys are new by now: what was begun is ended, and the failure told.
@@ -288,6 +336,13 @@ fn rotate_pools(
         }
     }
     let mut told = Vec::new();
+    for link in windowed {
+        let (revoked, answer) = oneshot::channel();
+        done.keys += lock(&link.loans).len() as u64;
+        if window::ask_to_bind(link, Some((overlap, revoked))).is_ok() {
+            told.push(answer);
+        }
+    }
     for link in links {
         lock(&link.sender).renew_local_keys();
         // An error: it is closed, and its peer has lost the way to use any key.

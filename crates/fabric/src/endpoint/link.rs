@@ -5,13 +5,15 @@ use super::acquaintance::Acquaintance;
 use super::completion::Completion;
 use super::config::Config;
 use super::connection::Statistics;
-use super::hub::Hub;
+use super::dock::Dock;
+use super::hub::{Hubs, PortAt};
 use super::lend::Loan;
 use super::receive::{Arrival, ReceivePool, Receiver};
 use super::received::Received;
 use super::send::Sender;
 use super::traffic::Traffic;
 use super::wait::Bell;
+use super::window::Asked;
 use crate::directory::{ConnectionId, ConnectionRecord, FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::exchange::Channel;
@@ -35,19 +37,21 @@ pub(crate) enum Told {
     /// A fault is to be made.
     Inject(Injected),
     /// The device tells that a QP is in error.
-    QpFailed(u32, &'static str),
+    QpFailed { domain: usize, qp_num: u32, reason: &'static str },
     /// The device tells that a QP in SQD is drained.
     Drained,
     /// A port went down.
-    PortDown(u8),
+    PortDown(PortAt),
     /// A port has come up.
     PortUp,
     /// A port's QPs have found losses since the last look (`rose`), or none.
-    Losses { port_num: u8, rose: bool },
+    Losses { at: PortAt, rose: bool },
     /// A port has been up again for long enough.
-    PortReturned(u8),
+    PortReturned(PortAt),
     /// Somebody wants to know when keys of before may be withdrawn, and whether the peer said so.
     Offer(Input, oneshot::Sender<bool>),
+    /// Windows are to be bound to what is lent, anew if they are already; and who waits until the keys of before may go.
+    Bind(Option<Asked>),
 }
 
 /// A fault that is made on purpose.
@@ -68,11 +72,12 @@ pub(crate) struct Link {
     /// The partition that it is in.
     pub pkey: PKey,
     pub config: Config,
-    pub hub: Arc<Hub>,
-    pub channel: Arc<dyn CompletionChannel>,
+    pub hubs: Arc<Hubs>,
+    /// One for each of the fabric's devices, and the channels of their queues.
+    pub docks: Vec<Dock>,
+    pub channels: Vec<Arc<dyn CompletionChannel>>,
     pub sender: Mutex<Sender>,
     pub receiver: Mutex<Receiver>,
-    pub pool: Arc<ReceivePool>,
     pub bell: Bell,
     pub tell: UnboundedSender<Told>,
     pub record: Mutex<Option<ConnectionRecord>>,
@@ -99,6 +104,7 @@ pub(crate) struct Counters {
     pub rebuilds: AtomicU64,
     pub moves: AtomicU64,
     pub turned: AtomicU64,
+    pub migrated: AtomicU64,
     pub moves_rolled_back: AtomicU64,
     pub redialled: AtomicU64,
     pub refused: AtomicU64,
@@ -116,30 +122,28 @@ impl Link {
         peer_tenant: String,
         pkey: PKey,
         config: Config,
-        hub: Arc<Hub>,
-        pool: Arc<ReceivePool>,
+        hubs: Arc<Hubs>,
+        pools: Vec<Arc<ReceivePool>>,
         tell: UnboundedSender<Told>,
         bounds: super::log::Bounds,
     ) -> Result<Arc<Self>, FabricError> {
-        let context = &hub.context;
-        let channel = context.create_comp_channel()?;
-        // Two lanes, a marker and a signal of each.
-        let send_cq = context.create_cq(2 * config.depth + 8, Some(channel.clone()), 0)?;
-        let recv_cq = context.create_cq(pool.receives + 8, Some(channel.clone()), 0)?;
+        let docks = hubs.all().iter().zip(pools).map(|(hub, pool)| Dock::new(hub, &config, pool));
+        let (docks, channels): (Vec<Dock>, Vec<_>) = docks.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let traffic = Arc::new(Traffic::default());
-        let mut sender = Sender::new(send_cq, config.depth, bounds);
-        let mut receiver = Receiver::new(recv_cq, pool.clone());
+        let home = &docks[0];
+        let mut sender = Sender::new(home.send_cq.clone(), config.depth, bounds);
+        let mut receiver = Receiver::new(home.recv_cq.clone(), home.pool.clone());
         (sender.traffic, receiver.traffic) = (traffic.clone(), traffic.clone());
         Ok(Arc::new(Self {
             id,
             service,
             pkey,
             config,
-            hub,
-            channel,
+            hubs,
+            docks,
+            channels,
             sender: Mutex::new(sender),
             receiver: Mutex::new(receiver),
-            pool,
             bell: Bell::default(),
             tell,
             record: Mutex::new(None),
@@ -226,14 +230,30 @@ impl Link {
 
     /// The same, of operations only.
     pub fn arm_sender(&self) -> Result<(), FabricError> {
-        let cq = lock(&self.sender).cq.clone();
-        Ok(cq.req_notify(false)?)
+        let queue = |index| lock(&self.sender).queue(index);
+        (0..).map_while(queue).try_for_each(|cq| Ok(cq.req_notify(false)?))
     }
 
     /// The same, of messages only.
     pub fn arm_receiver(&self) -> Result<(), FabricError> {
-        let cq = lock(&self.receiver).cq.clone();
-        Ok(cq.req_notify(false)?)
+        let queue = |index| lock(&self.receiver).queue(index);
+        (0..).map_while(queue).try_for_each(|cq| Ok(cq.req_notify(false)?))
+    }
+
+    /// Lanes may come on this device from now on: who sleeps hears of it, and asks for its events, too.
+    pub fn attach(&self, domain: usize) {
+        let dock = &self.docks[domain];
+        lock(&self.sender).attach(domain, &dock.send_cq);
+        lock(&self.receiver).attach(domain, &dock.recv_cq, &dock.pool);
+        if domain > 0 {
+            self.wake_all();
+        }
+    }
+
+    /// There are lanes on these devices only, and everything of the others has been taken.
+    pub fn detach(&self, keep: impl Fn(usize) -> bool) {
+        lock(&self.sender).detach(&keep);
+        lock(&self.receiver).detach(&keep);
     }
 
     /// Somebody sleeps outside of [`super::wait`]: the task watches the channel from now on.
@@ -283,7 +303,7 @@ impl Link {
     }
 
     pub fn received(&self, arrival: Arrival) -> Received {
-        Received { pool: self.pool.clone(), arrival }
+        Received { pool: self.docks[usize::from(arrival.domain)].pool.clone(), arrival }
     }
 
     pub fn statistics(&self) -> Statistics {
@@ -293,6 +313,7 @@ impl Link {
             rebuilds: read(&self.statistics.rebuilds),
             moves: read(&self.statistics.moves),
             turned: read(&self.statistics.turned),
+            migrated: read(&self.statistics.migrated),
             moves_rolled_back: read(&self.statistics.moves_rolled_back),
             repeated: sender.repeated,
             in_doubt: sender.in_doubt,

@@ -107,8 +107,9 @@ pub(crate) struct Slot {
     pub length: u32,
     flags: SendFlags,
     signalled: bool,
-    /// The rotation of local keys that its SGEs are from.
+    /// The rotation of local keys that its SGEs are from, and the device.
     pub keys: u32,
+    pub domain: usize,
     /// XRC: the SRQ of the peer that it is for.
     xrc_srqn: Option<Srqn>,
     pieces: u8,
@@ -139,6 +140,7 @@ impl Default for Slot {
             flags: SendFlags::empty(),
             signalled: false,
             keys: 0,
+            domain: 0,
             xrc_srqn: None,
             pieces: 0,
             sges: [Sge::default(); MAX_PIECES],
@@ -150,6 +152,27 @@ impl Default for Slot {
     }
 }
 
+/// What the peer offers under a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offered {
+    /// This, by a key that is good on the lane in use.
+    Now(RemoteRange),
+    /// Memory by the key of another lane: the one for this lane is on its way.
+    Later,
+    /// Nothing.
+    Never,
+}
+
+/// Whether an operation knows where the peer's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resolved {
+    Yes,
+    /// It has to wait for the peer's word.
+    Later,
+    /// It is not offered, or too short.
+    No,
+}
+
 /// What an operation must keep within.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
@@ -159,6 +182,8 @@ pub(crate) struct Bounds {
     pub peer_receive_bytes: u32,
     /// Counts rotations of local keys.
     pub keys: u32,
+    /// The device whose keys are taken.
+    pub domain: usize,
     /// XRC: the SRQ of the peer that is meant.
     pub xrc_srqn: Option<Srqn>,
 }
@@ -176,7 +201,7 @@ impl Slot {
             Verb::FetchAdd { old, remote, add } => (Kind::FetchAdd { add }, old.into(), Some(remote)),
         };
         (self.pieces, self.inline_len, self.length) = (0, 0, 0);
-        (self.keys, self.xrc_srqn) = (bounds.keys, bounds.xrc_srqn);
+        (self.keys, self.domain, self.xrc_srqn) = (bounds.keys, bounds.domain, bounds.xrc_srqn);
         self.flags = SendFlags::empty();
         match source {
             Source::Bytes(bytes) => {
@@ -194,7 +219,7 @@ impl Slot {
                     self.flags |= SendFlags::INLINE;
                 }
             }
-            Source::Pieces(pieces) => self.gather(pieces)?,
+            Source::Pieces(pieces) => self.gather(pieces, bounds.domain)?,
         }
         self.check(kind, remote, bounds)?;
         self.flags.set(SendFlags::FENCE, operation.fence);
@@ -207,24 +232,29 @@ impl Slot {
 
     /// An operation of no bytes and no effect, which nobody hears of.
     pub fn fill_probe(&mut self, bounds: &Bounds) {
-        (self.keys, self.xrc_srqn) = (bounds.keys, bounds.xrc_srqn);
+        (self.keys, self.domain, self.xrc_srqn) = (bounds.keys, bounds.domain, bounds.xrc_srqn);
         (self.pieces, self.inline_len, self.length, self.flags) = (0, 0, 0, SendFlags::empty());
         (self.kind, self.remote, self.stage, self.failed) = (Kind::Probe, None, Stage::Waiting, None);
         (self.repeat, self.context, self.report) = (Repeat::Idempotent, 0, Report::Quiet);
     }
 
-    fn gather(&mut self, pieces: &[super::Piece]) -> Result<(), FabricError> {
+    fn gather(&mut self, pieces: &[super::Piece], domain: usize) -> Result<(), FabricError> {
         if pieces.len() > MAX_PIECES {
             return Err(FabricError::misuse(format!("{} pieces are more than {MAX_PIECES}", pieces.len())));
         }
         let mut total = 0u64;
         for (index, piece) in pieces.iter().enumerate() {
-            let sge = piece.memory.sge(piece.offset, piece.length).ok_or_else(|| {
+            let sge = piece.memory.sge_on(domain, piece.offset, piece.length).ok_or_else(|| {
                 FabricError::misuse(format!(
-                    "{} bytes at {} are not within the memory, which has {}",
+                    "{} bytes at {} are not within the memory, which has {}{}",
                     piece.length,
                     piece.offset,
-                    piece.memory.len()
+                    piece.memory.len(),
+                    if domain == 0 {
+                        ""
+                    } else {
+                        ", or it is not registered with the device that the connection is on"
+                    }
                 ))
             })?;
             total += u64::from(sge.length);
@@ -266,32 +296,38 @@ impl Slot {
         }
     }
 
-    /// Looks up where the peer's memory is now. False: it is not offered, or too short.
-    pub fn resolve_remote(&mut self, offered: impl Fn(u32) -> Option<RemoteRange>) -> bool {
+    /// Looks up where the peer's memory is now.
+    pub fn resolve_remote(&mut self, offered: impl Fn(u32) -> Offered) -> Resolved {
         let range = match self.remote {
             None => {
                 (self.remote_addr, self.rkey) = (0, 0);
-                return true;
+                return Resolved::Yes;
             }
             Some(Remote::Range(range)) => Some(range),
-            Some(Remote::Offered { id, offset }) => {
-                offered(id).and_then(|range| range.part(offset, u64::from(self.length)))
-            }
+            Some(Remote::Offered { id, offset }) => match offered(id) {
+                Offered::Now(range) => range.part(offset, u64::from(self.length)),
+                Offered::Later => return Resolved::Later,
+                Offered::Never => None,
+            },
         };
-        let Some(range) = range else { return false };
+        let Some(range) = range else { return Resolved::No };
         (self.remote_addr, self.rkey) = (range.addr, range.rkey);
-        true
+        Resolved::Yes
     }
 
-    /// Names its local memory by the keys of now: those that it was filled with were made anew since.
-    pub fn renew_local(&mut self, keys: u32) {
+    /// Names its local memory by the keys of now: those that it was filled with were made anew since, or are another device's. False: it is not registered
+    /// with this device.
+    pub fn renew_local(&mut self, keys: u32, domain: usize) -> bool {
         for index in 0..usize::from(self.pieces) {
             let (offset, length) = (self.offsets[index], self.sges[index].length as usize);
-            if let Some(sge) = self.holds[index].as_ref().and_then(|memory| memory.sge(offset, length)) {
-                self.sges[index] = sge;
+            match self.holds[index].as_ref().and_then(|memory| memory.sge_on(domain, offset, length)) {
+                Some(sge) => self.sges[index] = sge,
+                None if domain != self.domain => return false,
+                None => {}
             }
         }
-        self.keys = keys;
+        (self.keys, self.domain) = (keys, domain);
+        true
     }
 
     /// It is about to be posted.

@@ -3,6 +3,7 @@
 //! for that one sees all connections, and two would pull at one.
 
 use super::config::Config;
+use super::hub::PortAt;
 use super::service::Shared;
 use super::task::{Asker, Task};
 use crate::path::{Path, flow_label_of};
@@ -94,7 +95,8 @@ impl Losses {
 
 /// The path of a remedy. `dice`: a number by chance. Where there is no other port, another source port is all there is.
 pub(crate) fn path_away(remedy: Remedy, present: &Path, alternatives: &[Path], dice: u64) -> Path {
-    let elsewhere = alternatives.iter().find(|path| path.port_num != present.port_num);
+    let is_elsewhere = |path: &&Path| (&path.device, path.port_num) != (&present.device, present.port_num);
+    let elsewhere = alternatives.iter().find(is_elsewhere);
     match (remedy, elsewhere) {
         (Remedy::Port, Some(path)) => path.clone(),
         _ => {
@@ -114,21 +116,20 @@ pub(super) async fn watch(shared: Arc<Shared>) {
     }
     let mut tick = tokio::time::interval(LOOK_EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ports = usize::from(shared.hub.attr.phys_port_cnt);
-    let (mut before, mut lossy) = (vec![None; ports], vec![false; ports]);
+    let ports: Vec<PortAt> = shared.hubs.ports().collect();
+    let (mut before, mut lossy) = (vec![None; ports.len()], vec![false; ports.len()]);
     loop {
         tick.tick().await;
         if shared.directory.balances() {
             continue;
         }
-        for index in 0..ports {
-            let port_num = index as u8 + 1;
-            let losses = shared.hub.losses(port_num);
+        for (index, at) in ports.iter().copied().enumerate() {
+            let losses = shared.hubs.all()[at.domain].losses(at.port_num);
             let rose = matches!((before[index], losses), (Some(before), Some(losses)) if losses > before);
             before[index] = losses;
             // Once more after the last, so that a row ends.
             if rose || lossy[index] {
-                shared.tell_all(|| super::link::Told::Losses { port_num, rose });
+                shared.tell_all(|| super::link::Told::Losses { at, rose });
             }
             lossy[index] = rose;
         }
@@ -137,21 +138,22 @@ pub(super) async fn watch(shared: Arc<Shared>) {
 
 impl Task {
     /// Something was lost on a port: looks whether it was this connection's.
-    pub(super) fn hear_losses(&mut self, port_num: u8, rose: bool) {
-        if self.path.as_ref().is_none_or(|path| path.port_num != port_num) {
+    pub(super) fn hear_losses(&mut self, at: PortAt, rose: bool) {
+        let hubs = self.link.hubs.clone();
+        if self.path.as_ref().is_none_or(|path| !hubs.is_on(path, at)) {
             return;
         }
         let present = self.session.lane();
         let lane = self.lanes.iter().find(|lane| Some(lane.id) == present);
-        let Some(sample) = lane.filter(|_| rose).and_then(|lane| self.link.hub.loss_sample(&*lane.qp, port_num)) else {
+        let Some(sample) = lane.filter(|_| rose).and_then(|lane| lane.hub.loss_sample(&*lane.qp, at.port_num)) else {
             return self.losses.calm();
         };
         let now = self.now_ns();
         let Some(remedy) = self.losses.judge(sample, self.link.config.retransmit_permille, now) else { return };
         // What is being changed already is looked at again when that has ended.
         let (true, Some(path)) = (self.session.is_up(), &self.path) else { return };
-        let path = path_away(remedy, path, &super::lane::alternatives(&self.link.hub, path), self.shared.random());
-        if !self.link.hub.is_active(path.port_num) {
+        let path = path_away(remedy, path, &super::lane::alternatives(&hubs, path), self.shared.random());
+        if !hubs.port_of(&path).is_some_and(|at| hubs.is_active(at)) {
             return;
         }
         let token = self.session.highest_token();

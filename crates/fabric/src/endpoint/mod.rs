@@ -2,14 +2,17 @@
 //! batches, and give completions by polling, events, callbacks or futures. No policy of the control plane stands here.
 
 mod acquaintance;
+mod alternate;
 mod completion;
 mod config;
 mod connection;
 pub(crate) mod descriptor;
+mod dock;
 mod fabric;
 mod gid;
 mod hub;
 mod lane;
+mod lanes;
 mod lend;
 mod link;
 mod listener;
@@ -22,11 +25,13 @@ mod received;
 mod resolve;
 mod send;
 mod service;
+mod talk;
 mod task;
 mod traffic;
 mod trigger;
 mod vector;
 mod wait;
+mod window;
 mod xrc;
 
 pub use completion::{Completion, Pending};

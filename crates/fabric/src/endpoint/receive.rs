@@ -70,6 +70,8 @@ impl ReceivePool {
 /// A message that came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
+    /// Which device's receive it spent.
+    pub domain: u8,
     pub slot: u32,
     pub length: u32,
     pub imm: Option<u32>,
@@ -80,6 +82,7 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 struct Inlet {
     lane: LaneId,
+    domain: usize,
     qp_num: u32,
     /// Its messages go to the application; else they wait here.
     open: bool,
@@ -88,11 +91,20 @@ struct Inlet {
     stash: VecDeque<Arrival>,
 }
 
+/// Where messages of one device come from.
+#[derive(Debug)]
+struct Inflow {
+    domain: usize,
+    cq: Arc<dyn CompletionQueue>,
+    pool: Arc<ReceivePool>,
+    /// There are lanes on it, or were until now.
+    watched: bool,
+}
+
 /// Receiving half.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    pub cq: Arc<dyn CompletionQueue>,
-    pool: Arc<ReceivePool>,
+    inflows: Vec<Inflow>,
     inlets: Vec<Inlet>,
     inbox: VecDeque<Arrival>,
     /// Messages that came to the application's inbox since the connection began.
@@ -117,8 +129,7 @@ impl Receiver {
     pub fn new(cq: Arc<dyn CompletionQueue>, pool: Arc<ReceivePool>) -> Self {
         let inbox = VecDeque::with_capacity(pool.receives as usize);
         Self {
-            cq,
-            pool,
+            inflows: vec![Inflow { domain: 0, cq, pool, watched: true }],
             inlets: Vec::with_capacity(4),
             inbox,
             delivered: 0,
@@ -128,23 +139,47 @@ impl Receiver {
         }
     }
 
+    /// Lanes may come on this device from now on.
+    pub fn attach(&mut self, domain: usize, cq: &Arc<dyn CompletionQueue>, pool: &Arc<ReceivePool>) {
+        match self.inflows.iter_mut().find(|inflow| inflow.domain == domain) {
+            Some(inflow) => inflow.watched = true,
+            None => {
+                self.inbox.reserve(self.inbox.len() + pool.receives as usize);
+                self.inflows.push(Inflow { domain, cq: cq.clone(), pool: pool.clone(), watched: true });
+            }
+        }
+    }
+
+    /// There are lanes on these devices only; on the others nothing comes until one is attached again.
+    pub fn detach(&mut self, keep: impl Fn(usize) -> bool) {
+        self.inflows.iter_mut().for_each(|inflow| inflow.watched = keep(inflow.domain));
+    }
+
+    /// The queue that is the `index`th of those that are watched.
+    pub fn queue(&self, index: usize) -> Option<Arc<dyn CompletionQueue>> {
+        self.inflows.iter().filter(|inflow| inflow.watched).nth(index).map(|inflow| inflow.cq.clone())
+    }
+
     /// A lane's QP exists. Its messages wait until it is opened.
-    pub fn add(&mut self, lane: LaneId, qp_num: u32) {
-        let stash = VecDeque::with_capacity(self.pool.receives as usize);
-        self.inlets.push(Inlet { lane, qp_num, open: false, after: None, stash });
+    pub fn add(&mut self, lane: LaneId, domain: usize, qp_num: u32) {
+        let receives = self.inflows.iter().map(|inflow| inflow.pool.receives as usize).max().unwrap_or(0);
+        let stash = VecDeque::with_capacity(receives);
+        self.inlets.push(Inlet { lane, domain, qp_num, open: false, after: None, stash });
     }
 
     /// Takes what has come. Allocates nothing: no more can come than the pool has receives.
     pub fn poll(&mut self) -> Result<Found, FabricError> {
         let mut found = Found::default();
         let mut some = [WorkCompletion::default(); 16];
-        loop {
-            let count = self.cq.poll(&mut some)?;
-            for wc in &some[..count] {
-                self.take(wc, &mut found);
-            }
-            if count < some.len() {
-                break;
+        for index in 0..self.inflows.len() {
+            while self.inflows[index].watched {
+                let count = self.inflows[index].cq.poll(&mut some)?;
+                for wc in &some[..count] {
+                    self.take(index, wc, &mut found);
+                }
+                if count < some.len() {
+                    break;
+                }
             }
         }
         if self.inlets.len() > 1 {
@@ -153,11 +188,13 @@ impl Receiver {
         Ok(found)
     }
 
-    fn take(&mut self, wc: &WorkCompletion, found: &mut Found) {
+    fn take(&mut self, index: usize, wc: &WorkCompletion, found: &mut Found) {
         let slot = wc.wr_id as u32;
-        let inlet = self.inlets.iter_mut().find(|inlet| inlet.qp_num == wc.qp_num.get());
+        let Inflow { domain, pool, .. } = &self.inflows[index];
+        let (domain, qp_num) = (*domain, wc.qp_num.get());
+        let inlet = self.inlets.iter_mut().find(|inlet| (inlet.domain, inlet.qp_num) == (domain, qp_num));
         if wc.status != WcStatus::Success {
-            self.pool.give_back(slot);
+            pool.give_back(slot);
             if let Some(inlet) = inlet
                 && wc.status != WcStatus::WrFlushErr
             {
@@ -167,6 +204,7 @@ impl Receiver {
         }
         self.traffic.received(wc.byte_len.into());
         let arrival = Arrival {
+            domain: domain as u8,
             slot,
             length: wc.byte_len,
             imm: wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm),
@@ -234,7 +272,7 @@ impl Receiver {
     /// A lane's QP is gone. What came on one that was never opened is posted again on another by the peer, which was not told of it.
     pub fn remove(&mut self, gone: impl Fn(LaneId) -> bool) {
         for inlet in self.inlets.extract_if(.., |inlet| gone(inlet.lane)) {
-            inlet.stash.iter().for_each(|arrival| self.pool.give_back(arrival.slot));
+            inlet.stash.iter().for_each(|arrival| give_back(&self.inflows, arrival));
         }
     }
 
@@ -242,13 +280,19 @@ impl Receiver {
         self.inbox.pop_front()
     }
 
-    /// Gives a receive back to the pool.
+    /// Gives a receive back to its pool.
     #[cfg(test)]
-    pub fn give_back(&self, slot: u32) {
-        self.pool.give_back(slot);
+    pub fn give_back(&self, arrival: &Arrival) {
+        give_back(&self.inflows, arrival);
     }
 
     pub fn has_messages(&self) -> bool {
         !self.inbox.is_empty()
+    }
+}
+
+fn give_back(inflows: &[Inflow], arrival: &Arrival) {
+    if let Some(inflow) = inflows.iter().find(|inflow| inflow.domain == usize::from(arrival.domain)) {
+        inflow.pool.give_back(arrival.slot);
     }
 }

@@ -6,9 +6,8 @@
 //! WRITEs and atomics there are in doubt.
 
 use super::log::{Kind, Log, Slot, Stage};
-use crate::buffer::RemoteRange;
 use crate::operation::{Outcome, Repeat};
-use crate::session::Drained;
+use crate::session::{Drained, LaneId};
 use scalefabric_verbs::WcStatus;
 
 /// What is known of an operation's execution.
@@ -22,7 +21,8 @@ enum Known {
 }
 
 /// Decides for every operation that was posted. `executed` messages are known to have been received, `posted` were posted;
-/// `keys` is the present rotation of local keys. Returns how many operations are
+/// `keys` is the present rotation of local keys; `is_replaced`: whether
+/// memory is offered under this number by other keys than this one, and by this one no more. Returns how many operations are
 /// to be posted again; an error if the peer's account cannot be.
 pub(crate) fn resolve(
     log: &mut Log,
@@ -30,7 +30,7 @@ pub(crate) fn resolve(
     executed: u64,
     posted: u64,
     keys: u32,
-    offered: impl Fn(u32) -> Option<RemoteRange>,
+    is_replaced: impl Fn(u32, u32) -> bool,
 ) -> Result<u64, String> {
     if peer.received < executed || peer.received > posted {
         return Err(format!(
@@ -57,10 +57,30 @@ pub(crate) fn resolve(
         } else {
             by_psn(slot, peer)
         };
-        slot.stage = decide(slot, known, keys, &offered);
+        slot.stage = decide(slot, known, keys, &is_replaced);
         again += u64::from(slot.stage == Stage::Waiting);
     }
     Ok(again)
+}
+
+/// The same where messages are not counted, since several processes receive them: by the PSN alone that the responder of the lane expected next, if its backend
+/// vouches for that. Returns how many operations are to be posted again.
+pub(crate) fn resolve_by_psn(log: &mut Log, lane: LaneId, expected: Option<u32>, keys: u32) -> u64 {
+    let peer = Drained { received: 0, executed: vec![(lane, expected)] };
+    let mut again = 0;
+    for number in log.head..log.tail {
+        let slot = log.get_mut(number);
+        if slot.stage == Stage::Posted {
+            let known = match by_psn(slot, &peer) {
+                // A message that did not come whole was not delivered, and its bytes are nobody's.
+                Known::InPart if matches!(slot.kind, Kind::Send { .. }) => Known::NotExecuted,
+                known => known,
+            };
+            slot.stage = decide(slot, known, keys, &|_, _| false);
+            again += u64::from(slot.stage == Stage::Waiting);
+        }
+    }
+    again
 }
 
 fn by_psn(slot: &Slot, peer: &Drained) -> Known {
@@ -77,11 +97,11 @@ fn by_psn(slot: &Slot, peer: &Drained) -> Known {
     }
 }
 
-fn decide(slot: &Slot, known: Known, keys: u32, offered: &impl Fn(u32) -> Option<RemoteRange>) -> Stage {
+fn decide(slot: &Slot, known: Known, keys: u32, is_replaced: &impl Fn(u32, u32) -> bool) -> Stage {
     let status = slot.failed.unwrap_or(WcStatus::WrFlushErr);
     // A local key that was withdrawn while the operation was on its way is not the operation's fault either.
     let local_key_was_rotated = status == WcStatus::LocProtErr && slot.keys != keys;
-    if is_own_fault(status) && !local_key_was_rotated && !key_was_rotated(slot, status, offered) {
+    if is_own_fault(status) && !local_key_was_rotated && !key_was_rotated(slot, status, is_replaced) {
         // Posting it again would fail again. Nobody answers with a NAK after he has executed it whole.
         return Stage::Ended(match known {
             Known::NotExecuted => Outcome::NotDone(status),
@@ -115,7 +135,7 @@ fn is_own_fault(status: WcStatus) -> bool {
 }
 
 /// The peer withdrew the key while the operation was on its way, and has offered another.
-fn key_was_rotated(slot: &Slot, status: WcStatus, offered: &impl Fn(u32) -> Option<RemoteRange>) -> bool {
+fn key_was_rotated(slot: &Slot, status: WcStatus, is_replaced: &impl Fn(u32, u32) -> bool) -> bool {
     let Some(super::operation::Remote::Offered { id, .. }) = slot.remote else { return false };
-    status == WcStatus::RemAccessErr && offered(id).is_some_and(|range| range.rkey != slot.rkey)
+    status == WcStatus::RemAccessErr && is_replaced(id, slot.rkey)
 }

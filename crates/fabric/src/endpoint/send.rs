@@ -2,9 +2,10 @@
 //! signalled, and how much may be outstanding. It decides nothing about lanes: it is told which to post on.
 
 use super::completion::Completion;
-use super::log::{Bounds, Kind, Log, Report, Stage};
+use super::log::{Bounds, Kind, Log, Offered, Report, Resolved, Stage};
 use super::operation::Operation;
 use super::traffic::Traffic;
+use super::window::BIND;
 use crate::buffer::RemoteRange;
 use crate::error::FabricError;
 use crate::operation::Outcome;
@@ -23,6 +24,9 @@ pub(crate) const MARKER: u64 = u64::MAX;
 /// The lane that is posted on.
 pub(crate) struct Outlet {
     pub lane: LaneId,
+    /// The device it is on, and the one that the peer's QP is on: their keys open memory.
+    pub domain: usize,
+    pub peer_domain: u8,
     pub qp: Arc<dyn QueuePair>,
     /// PSN of the next operation.
     pub psn: u32,
@@ -43,7 +47,8 @@ pub(crate) struct Cell {
 
 /// Sending half.
 pub(crate) struct Sender {
-    pub cq: Arc<dyn CompletionQueue>,
+    /// By device: queues on which operations end.
+    cqs: Vec<(usize, Arc<dyn CompletionQueue>)>,
     pub log: Log,
     pub bounds: Bounds,
     outlet: Option<Outlet>,
@@ -60,10 +65,14 @@ pub(crate) struct Sender {
     unsignalled: u32,
     /// Markers of a drain that came back.
     pub markers: usize,
+    /// Binds of windows that were executed, and whether they could be.
+    binds: Vec<(u64, bool)>,
     done: VecDeque<Completion>,
     cells: Vec<Cell>,
     free_cells: Vec<u32>,
     offers: Vec<MemoryOffer>,
+    /// The peer's device whose keys are the right ones.
+    peer_domain: u8,
     /// The round of the offers, and the entry before which operations may use older ones.
     pub round: u64,
     pub keys_idle_at: Option<u64>,
@@ -87,7 +96,7 @@ impl Sender {
     pub fn new(cq: Arc<dyn CompletionQueue>, depth: u32, bounds: Bounds) -> Self {
         let cells = (0..depth).map(|_| Cell::default()).collect();
         Self {
-            cq,
+            cqs: vec![(0, cq)],
             log: Log::new(depth),
             bounds,
             outlet: None,
@@ -99,10 +108,12 @@ impl Sender {
             rd_atomics: 0,
             unsignalled: 0,
             markers: 0,
+            binds: Vec::new(),
             done: VecDeque::with_capacity(depth as usize),
             cells,
             free_cells: (0..depth).rev().collect(),
             offers: Vec::new(),
+            peer_domain: 0,
             round: 0,
             keys_idle_at: None,
             wakers: Vec::with_capacity(4),
@@ -111,6 +122,23 @@ impl Sender {
             in_doubt: 0,
             traffic: Arc::default(),
         }
+    }
+
+    /// Operations may end on this device from now on.
+    pub fn attach(&mut self, domain: usize, cq: &Arc<dyn CompletionQueue>) {
+        if !self.cqs.iter().any(|(known, _)| *known == domain) {
+            self.cqs.push((domain, cq.clone()));
+        }
+    }
+
+    /// There are lanes on these devices only.
+    pub fn detach(&mut self, keep: impl Fn(usize) -> bool) {
+        self.cqs.retain(|(domain, _)| keep(*domain));
+    }
+
+    /// The `index`th of the queues on which operations end.
+    pub fn queue(&self, index: usize) -> Option<Arc<dyn CompletionQueue>> {
+        self.cqs.get(index).map(|(_, cq)| cq.clone())
     }
 
     /// Takes operations in, as many as there is room for, and posts what may be posted.
@@ -165,14 +193,21 @@ impl Sender {
         false
     }
 
-    /// Posts an operation without effect, to see whether the lane lives.
-    pub fn probe(&mut self) {
-        if self.log.room() > 0 && self.outlet.is_some() && self.closed.is_none() {
-            let (tail, bounds) = (self.log.tail, self.bounds);
-            self.log.get_mut(tail).fill_probe(&bounds);
-            self.log.tail += 1;
-            self.pump();
+    /// Posts an operation without effect, to see whether the lane lives; its number. `None`: there is no lane, or no room.
+    pub fn probe(&mut self) -> Option<u64> {
+        if self.log.room() == 0 || self.outlet.is_none() || self.closed.is_some() {
+            return None;
         }
+        let (tail, bounds) = (self.log.tail, self.bounds);
+        self.log.get_mut(tail).fill_probe(&bounds);
+        self.log.tail += 1;
+        self.pump();
+        Some(tail)
+    }
+
+    /// Whether the end of an operation is known.
+    pub fn has_ended(&self, number: u64) -> bool {
+        !self.log.contains(number) || matches!(self.log.get(number).stage, Stage::Ended(_))
     }
 
     fn check_open(&self) -> Result<(), FabricError> {
@@ -214,14 +249,23 @@ impl Sender {
                 full = true;
                 break;
             }
-            let find = |id| offers.iter().find(|offer| offer.id == id).map(|offer| offer.range);
-            if !slot.resolve_remote(find) {
-                slot.stage = Stage::Ended(Outcome::NotDone(WcStatus::RemAccessErr));
+            match slot.resolve_remote(|id| offer_of(offers, id, outlet.peer_domain, outlet.lane)) {
+                Resolved::Yes => {}
+                Resolved::Later => {
+                    full = true;
+                    break;
+                }
+                Resolved::No => {
+                    slot.stage = Stage::Ended(Outcome::NotDone(WcStatus::RemAccessErr));
+                    number += 1;
+                    continue;
+                }
+            }
+            if (slot.keys != keys || slot.domain != outlet.domain) && !slot.renew_local(keys, outlet.domain) {
+                // Its memory is not registered with the device that the connection is on by now.
+                slot.stage = Stage::Ended(Outcome::NotDone(WcStatus::LocProtErr));
                 number += 1;
                 continue;
-            }
-            if slot.keys != keys {
-                slot.renew_local(keys);
             }
             let psns = if slot.kind.is_atomic() { 1 } else { slot.length.div_ceil(outlet.mtu).max(1) };
             let rd_full = rd_atomic && self.rd_atomics + 1 >= u32::from(outlet.max_rd_atomic).div_ceil(2);
@@ -291,13 +335,15 @@ impl Sender {
     pub fn poll(&mut self) -> Result<Found, FabricError> {
         let mut found = Found::default();
         let mut some = [WorkCompletion::default(); CHAIN];
-        loop {
-            let count = self.cq.poll(&mut some)?;
-            for wc in &some[..count] {
-                self.take(wc, &mut found);
-            }
-            if count < some.len() {
-                break;
+        for index in 0..self.cqs.len() {
+            loop {
+                let count = self.cqs[index].1.poll(&mut some)?;
+                for wc in &some[..count] {
+                    self.take(wc, &mut found);
+                }
+                if count < some.len() {
+                    break;
+                }
             }
         }
         if found.ended {
@@ -310,6 +356,13 @@ impl Sender {
     fn take(&mut self, wc: &WorkCompletion, found: &mut Found) {
         if wc.wr_id == MARKER {
             self.markers += 1;
+            return;
+        }
+        if wc.wr_id & BIND != 0 {
+            // What was flushed is bound anew on the next lane.
+            if wc.status != WcStatus::WrFlushErr {
+                self.binds.push((wc.wr_id, wc.status == WcStatus::Success));
+            }
             return;
         }
         let number = wc.wr_id;
@@ -426,6 +479,7 @@ impl Sender {
 
     /// Posts on this lane from now on.
     pub fn use_lane(&mut self, outlet: Outlet) {
+        (self.bounds.domain, self.peer_domain) = (outlet.domain, outlet.peer_domain);
         self.outlet = Some(outlet);
         self.held = false;
         self.next = self.log.head;
@@ -517,8 +571,26 @@ impl Sender {
         })
     }
 
+    /// What the peer has offered, with the key of the device that it is on.
     pub fn offered(&self, id: u32) -> Option<RemoteRange> {
-        self.offers.iter().find(|offer| offer.id == id).map(|offer| offer.range)
+        match offer_of(&self.offers, id, self.peer_domain, self.lane()?) {
+            Offered::Now(range) => Some(range),
+            Offered::Later | Offered::Never => None,
+        }
+    }
+
+    /// The lane that is posted on.
+    pub fn lane(&self) -> Option<LaneId> {
+        self.outlet.as_ref().map(|outlet| outlet.lane)
+    }
+
+    /// How many binds of this number have been executed since it was last asked, and whether one failed.
+    pub fn take_binds(&mut self, number: u64) -> (usize, bool) {
+        let of_it = |(wr_id, _): &&(u64, bool)| *wr_id == BIND | number;
+        let done = self.binds.iter().filter(of_it).filter(|(_, ok)| *ok).count();
+        let failed = self.binds.iter().filter(of_it).any(|(_, ok)| !ok);
+        self.binds.clear();
+        (done, failed)
     }
 
     /// After a rebuild: bookkeeping of what is outstanding begins anew.
@@ -555,4 +627,18 @@ impl std::fmt::Debug for Sender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sender").field("head", &self.log.head).field("tail", &self.log.tail).finish_non_exhaustive()
     }
+}
+
+/// An offer under its number, by the key of a device, or of a window of the lane's QP.
+fn offer_of(offers: &[MemoryOffer], id: u32, domain: u8, lane: LaneId) -> Offered {
+    let mut found = Offered::Never;
+    for offer in offers.iter().filter(|offer| offer.id == id) {
+        match offer.lane {
+            None if offer.domain == domain => return Offered::Now(offer.range),
+            Some(of) if of == lane => return Offered::Now(offer.range),
+            Some(_) => found = Offered::Later,
+            None => {}
+        }
+    }
+    found
 }

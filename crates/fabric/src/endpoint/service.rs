@@ -4,7 +4,7 @@
 use super::config::Config;
 use super::connection::Connection;
 use super::descriptor;
-use super::hub::Hub;
+use super::hub::{Hub, Hubs, PortAt};
 use super::lend::{self, Rotating};
 use super::link::{Link, Told, lock};
 use super::log::Bounds;
@@ -37,7 +37,7 @@ pub type RotateKeys = dyn Fn(FencingToken, Duration) -> OrderResult + Send + Syn
 /// What all tasks of a fabric share.
 pub(crate) struct Shared {
     pub node: String,
-    pub hub: Arc<Hub>,
+    pub hubs: Arc<Hubs>,
     pub config: Config,
     pub directory: Arc<dyn Directory>,
     pub exchanges: Vec<Arc<dyn Exchange>>,
@@ -52,13 +52,15 @@ pub(crate) struct Shared {
     pub counted: Mutex<Counted>,
     serial: AtomicU64,
     random: AtomicU64,
-    pool: Mutex<Option<Arc<ReceivePool>>>,
+    /// By device, if they are shared.
+    pools: Mutex<Vec<Arc<ReceivePool>>>,
     links: Mutex<HashMap<ConnectionId, UnboundedSender<Told>>>,
-    qps: Mutex<HashMap<u32, UnboundedSender<Told>>>,
-    last_receives: Mutex<HashSet<u32>>,
+    /// By device and number.
+    qps: Mutex<HashMap<(usize, u32), UnboundedSender<Told>>>,
+    last_receives: Mutex<HashSet<(usize, u32)>>,
     services: Mutex<HashMap<String, UnboundedSender<Connection>>>,
     keeper: Mutex<Weak<Keeper>>,
-    port_changes: Mutex<HashMap<u8, u64>>,
+    port_changes: Mutex<HashMap<PortAt, u64>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -90,7 +92,7 @@ impl Drop for Keeper {
 /// What a fabric is made of.
 pub(crate) struct Parts {
     pub node: String,
-    pub hub: Hub,
+    pub hubs: Hubs,
     pub config: Config,
     pub directory: Arc<dyn Directory>,
     pub exchanges: Vec<Arc<dyn Exchange>>,
@@ -108,7 +110,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
     let origin = format!("{}/{}-{:08x}", parts.node, std::process::id(), seed as u32);
     let shared = Arc::new(Shared {
         node: parts.node,
-        hub: Arc::new(parts.hub),
+        hubs: Arc::new(parts.hubs),
         config: parts.config,
         directory: parts.directory,
         exchanges: parts.exchanges,
@@ -121,7 +123,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
         origin,
         serial: AtomicU64::new(0),
         random: AtomicU64::new(seed),
-        pool: Mutex::new(None),
+        pools: Mutex::default(),
         links: Mutex::new(HashMap::new()),
         qps: Mutex::new(HashMap::new()),
         last_receives: Mutex::new(HashSet::new()),
@@ -142,7 +144,9 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
                 if !ok {
                     return;
                 }
-                tokio::spawn(hear_events(of_thread.clone()));
+                for domain in 0..of_thread.hubs.all().len() {
+                    tokio::spawn(hear_events(of_thread.clone(), domain));
+                }
                 tokio::spawn(take_orders(of_thread.clone()));
                 if let Some(every) = of_thread.config.rotate_every {
                     tokio::spawn(lend::rotate_on_schedule(of_thread.clone(), every));
@@ -232,18 +236,20 @@ async fn greet(shared: Arc<Shared>, mut channel: Box<dyn Channel>) {
     }
 }
 
-async fn hear_events(shared: Arc<Shared>) {
-    let Some(fd) = descriptor::watch(shared.hub.context.async_fd()) else { return };
+async fn hear_events(shared: Arc<Shared>, domain: usize) {
+    let context = shared.hubs.all()[domain].context.clone();
+    let Some(fd) = descriptor::watch(context.async_fd()) else { return };
     loop {
         let Ok(mut guard) = fd.readable().await else { return };
         guard.clear_ready();
-        while let Ok(Some(event)) = shared.hub.context.get_async_event(Some(Duration::ZERO)) {
+        while let Ok(Some(event)) = context.get_async_event(Some(Duration::ZERO)) {
             let qp_num = match event.subject {
                 EventSubject::QueuePair(qp_num) => qp_num.get(),
                 EventSubject::Port(port_num) => {
+                    let at = PortAt { domain, port_num };
                     match event.event_type {
-                        EventType::PortErr => shared.port_changed(port_num, false),
-                        EventType::PortActive => shared.port_changed(port_num, true),
+                        EventType::PortErr => shared.port_changed(at, false),
+                        EventType::PortActive => shared.port_changed(at, true),
                         _ => {}
                     }
                     continue;
@@ -251,17 +257,19 @@ async fn hear_events(shared: Arc<Shared>) {
                 _ => continue,
             };
             match event.event_type {
-                EventType::QpLastWqeReached if lock(&shared.qps).contains_key(&qp_num) => {
-                    lock(&shared.last_receives).insert(qp_num);
+                EventType::QpLastWqeReached if lock(&shared.qps).contains_key(&(domain, qp_num)) => {
+                    lock(&shared.last_receives).insert((domain, qp_num));
                 }
                 EventType::SqDrained => {
-                    if let Some(tell) = lock(&shared.qps).get(&qp_num) {
+                    if let Some(tell) = lock(&shared.qps).get(&(domain, qp_num)) {
                         let _ = tell.send(Told::Drained);
                     }
                 }
-                EventType::QpFatal => shared.tell_qp(qp_num, "the device reports a failed QP"),
-                EventType::QpReqErr => shared.tell_qp(qp_num, "the peer sent a request that is wrong in itself"),
-                EventType::QpAccessErr => shared.tell_qp(qp_num, "the peer touched memory that it may not"),
+                EventType::QpFatal => shared.tell_qp(domain, qp_num, "the device reports a failed QP"),
+                EventType::QpReqErr => {
+                    shared.tell_qp(domain, qp_num, "the peer sent a request that is wrong in itself");
+                }
+                EventType::QpAccessErr => shared.tell_qp(domain, qp_num, "the peer touched memory that it may not"),
                 _ => {}
             }
         }
@@ -324,16 +332,23 @@ impl Shared {
         ConnectionId { origin: self.origin.clone(), serial: self.serial.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    fn pool(&self) -> Result<Arc<ReceivePool>, FabricError> {
-        let make = || ReceivePool::new(&self.hub, self.config.receives, self.config.receive_bytes);
+    /// The first device.
+    pub fn hub(&self) -> &Arc<Hub> {
+        self.hubs.home()
+    }
+
+    /// Receives on each device.
+    fn pools(&self) -> Result<Vec<Arc<ReceivePool>>, FabricError> {
+        let of = |hub: &Arc<Hub>| ReceivePool::new(hub, self.config.receives, self.config.receive_bytes);
+        let make = || self.hubs.all().iter().map(of).collect::<Result<Vec<_>, _>>();
         if !self.config.share_receives {
             return make();
         }
-        let mut pool = lock(&self.pool);
-        match &*pool {
-            Some(pool) => Ok(pool.clone()),
-            None => Ok(pool.insert(make()?).clone()),
+        let mut pools = lock(&self.pools);
+        if pools.is_empty() {
+            *pools = make()?;
         }
+        Ok(pools.clone())
     }
 
     fn link(
@@ -344,17 +359,19 @@ impl Shared {
         pkey: PKey,
     ) -> Result<(Arc<Link>, Told2), FabricError> {
         let (tell, told) = unbounded_channel();
+        let device_inline = self.hubs.all().iter().map(|hub| hub.attr.max_inline_data).min().unwrap_or(0);
         let bounds = Bounds {
-            max_inline: (self.config.max_inline.min(self.hub.attr.max_inline_data) as usize).min(super::MAX_INLINE),
+            max_inline: (self.config.max_inline.min(device_inline) as usize).min(super::MAX_INLINE),
             max_rd_atomic: 0,
             peer_receive_bytes: 0,
             keys: 0,
+            domain: 0,
             xrc_srqn: None,
         };
         let config = self.config.clone();
         let (service, peer_tenant) = (service.to_owned(), peer_tenant.to_owned());
-        let (hub, pool) = (self.hub.clone(), self.pool()?);
-        let link = Link::new(id.clone(), service, peer_tenant, pkey, config, hub, pool, tell.clone(), bounds)?;
+        let (hubs, pools) = (self.hubs.clone(), self.pools()?);
+        let link = Link::new(id.clone(), service, peer_tenant, pkey, config, hubs, pools, tell.clone(), bounds)?;
         lock(&self.counted).add(id.clone(), link.traffic.clone());
         lock(&self.links).insert(id, tell);
         let mut known = lock(&self.known);
@@ -372,7 +389,10 @@ impl Shared {
             tenant: self.config.tenant.clone(),
             path,
             patience: self.config.patience,
-            abilities: Abilities { drained_vector: self.hub.context.takes_vector_in_sqd() },
+            abilities: Abilities {
+                drained_vector: self.hubs.all().iter().all(|hub| hub.context.takes_vector_in_sqd()),
+                alternate_path: self.hubs.all().iter().all(|hub| hub.has_alternate_paths()),
+            },
             seed: self.random(),
         }
     }
@@ -483,23 +503,23 @@ impl Shared {
         lock(&self.counted).forget(id);
     }
 
-    pub fn watch_qp(&self, qp_num: u32, tell: UnboundedSender<Told>) {
-        lock(&self.last_receives).remove(&qp_num);
-        lock(&self.qps).insert(qp_num, tell);
+    pub fn watch_qp(&self, domain: usize, qp_num: u32, tell: UnboundedSender<Told>) {
+        lock(&self.last_receives).remove(&(domain, qp_num));
+        lock(&self.qps).insert((domain, qp_num), tell);
     }
 
-    pub fn forget_qp(&self, qp_num: u32) {
-        lock(&self.qps).remove(&qp_num);
-        lock(&self.last_receives).remove(&qp_num);
+    pub fn forget_qp(&self, domain: usize, qp_num: u32) {
+        lock(&self.qps).remove(&(domain, qp_num));
+        lock(&self.last_receives).remove(&(domain, qp_num));
     }
 
-    pub fn had_last_receive(&self, qp_num: u32) -> bool {
-        lock(&self.last_receives).contains(&qp_num)
+    pub fn had_last_receive(&self, domain: usize, qp_num: u32) -> bool {
+        lock(&self.last_receives).contains(&(domain, qp_num))
     }
 
-    fn tell_qp(&self, qp_num: u32, reason: &'static str) {
-        if let Some(tell) = lock(&self.qps).get(&qp_num) {
-            let _ = tell.send(Told::QpFailed(qp_num, reason));
+    fn tell_qp(&self, domain: usize, qp_num: u32, reason: &'static str) {
+        if let Some(tell) = lock(&self.qps).get(&(domain, qp_num)) {
+            let _ = tell.send(Told::QpFailed { domain, qp_num, reason });
         }
     }
 
@@ -511,21 +531,16 @@ impl Shared {
     }
 
     /// Counts a change of a port's state; returns how many there have been.
-    pub fn count_port_change(&self, port_num: u8) -> u64 {
+    pub fn count_port_change(&self, at: PortAt) -> u64 {
         let mut changes = lock(&self.port_changes);
-        let count = changes.entry(port_num).or_default();
+        let count = changes.entry(at).or_default();
         *count += 1;
         *count
     }
 
     /// How many changes there have been.
-    pub fn port_changes(&self, port_num: u8) -> u64 {
-        lock(&self.port_changes).get(&port_num).copied().unwrap_or(0)
-    }
-
-    /// Whether another port of the device is up.
-    pub fn has_other_port(&self, port_num: u8) -> bool {
-        (1..=self.hub.attr.phys_port_cnt).any(|other| other != port_num && self.hub.is_active(other))
+    pub fn port_changes(&self, at: PortAt) -> u64 {
+        lock(&self.port_changes).get(&at).copied().unwrap_or(0)
     }
 
     /// Closes every connection, and waits a little for the goodbyes.

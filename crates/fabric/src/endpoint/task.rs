@@ -1,19 +1,21 @@
 //! The task of one connection, on the fabric's thread: it runs the session, carries out what the session wants on QPs, and keeps the channel to the peer.
 //! Data flows beside it.
 
+use super::alternate::Migrating;
 use super::descriptor;
-use super::lane::{self, Lane, Place};
+use super::lane::Lane;
 use super::link::{Injected, Link, Told, lock};
 use super::loss::Losses;
-use super::resolve::resolve;
 use super::service::Shared;
+use super::talk::{dial, receive};
 use super::trigger::Home;
 use super::vector::Then;
-use crate::directory::{ConnectionRecord, ConnectionState, FencingToken, OrderResult};
+use super::window::Windows;
+use crate::directory::{FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange};
 use crate::path::Path;
-use crate::session::{Action, Body, Drained, Input, LaneId, Message, Session, Strategy, VERSION};
+use crate::session::{Action, Input, LaneId, Session, Strategy};
 use scalefabric_verbs::{Gid, QpAttr};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,12 +23,13 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
-type Dialling = Pin<Box<dyn Future<Output = Result<Box<dyn Channel>, FabricError>> + Send>>;
+pub(super) type Dialling = Pin<Box<dyn Future<Output = Result<Box<dyn Channel>, FabricError>> + Send>>;
 
 /// What is told when the connection is up for the first time, or will never be.
 pub(crate) type Ready = Box<dyn FnOnce(Result<(), FabricError>) + Send>;
@@ -64,22 +67,24 @@ pub(crate) struct Task {
     pub(super) path: Option<Path>,
     pub(super) home: Home,
     pub(super) losses: Losses,
-    channel: Option<Box<dyn Channel>>,
+    pub(super) channel: Option<Box<dyn Channel>>,
     dialling: Option<Dialling>,
     pub(super) inputs: VecDeque<Input>,
     pub(super) answers: Vec<(FencingToken, Asker)>,
-    revoked: Vec<oneshot::Sender<bool>>,
-    hand_over: Option<LaneId>,
+    pub(super) revoked: Vec<oneshot::Sender<bool>>,
+    pub(super) windows: Windows,
+    pub(super) hand_over: Option<LaneId>,
     pub(super) draining: Option<(LaneId, Then)>,
+    pub(super) migrating: Option<Migrating>,
     /// The peer waits to hear that its old keys are used no more.
     old_keys: bool,
     looks: u32,
     begun: Instant,
-    dialled: bool,
-    events: Option<AsyncFd<OwnedFd>>,
+    pub(super) dialled: bool,
+    /// The completion channels' descriptors, kept open by the link; none as long as nobody sleeps.
+    events: Vec<AsyncFd<OwnedFd>>,
 }
 
-/// The completion channel's descriptor, kept open by the link.
 impl Task {
     pub fn new(
         link: Arc<Link>,
@@ -107,13 +112,15 @@ impl Task {
             inputs: VecDeque::new(),
             answers: Vec::new(),
             revoked: Vec::new(),
+            windows: Windows::default(),
             hand_over: None,
             old_keys: false,
             draining: None,
+            migrating: None,
             looks: 0,
             begun: Instant::now(),
             dialled: false,
-            events: None,
+            events: Vec::new(),
         }
     }
 
@@ -158,7 +165,8 @@ impl Task {
         let home = self.home.deadline_ns().filter(|_| self.session.is_up());
         let until = self.session.deadline_ns().into_iter().chain(home).min();
         let until = until.map(|at| Duration::from_nanos(at.saturating_sub(now)));
-        let watching = self.hand_over.is_some() || self.draining.is_some() || self.old_keys;
+        let changing = self.hand_over.is_some() || self.draining.is_some() || self.migrating.is_some();
+        let watching = changing || self.old_keys || self.windows.is_binding();
         self.looks = if watching { self.looks + 1 } else { 0 };
         let look = match self.looks {
             0 => None,
@@ -196,15 +204,17 @@ impl Task {
                 let _ = self.link.drive();
             }
         }
-        if watching || self.events.is_some() {
+        if watching || !self.events.is_empty() {
             self.look();
         }
     }
 
     /// Drives the data path on behalf of those who sleep, and of a hand-over.
     pub(super) fn look(&mut self) {
-        if self.events.is_some() {
-            while let Ok(Some(_)) = self.link.channel.wait(Some(Duration::ZERO)) {}
+        if !self.events.is_empty() {
+            for channel in &self.link.channels {
+                while let Ok(Some(_)) = channel.wait(Some(Duration::ZERO)) {}
+            }
             let _ = self.link.drive();
             let _ = self.link.arm();
         }
@@ -221,18 +231,21 @@ impl Task {
             }
         }
         self.look_at_queue();
+        self.look_at_migration();
+        self.look_at_windows();
     }
 
     fn hear(&mut self, told: Told) {
         match told {
             Told::Input(input) => self.inputs.push_back(input),
-            Told::PortDown(port_num) => self.hear_port_down(port_num),
+            Told::PortDown(at) => self.hear_port_down(at),
             Told::PortUp => self.leave_dead_port(),
-            Told::PortReturned(port_num) => {
+            Told::PortReturned(at) => {
                 let now = self.now_ns();
-                self.home.port_returned(port_num, now);
+                let device = &self.link.hubs.all()[at.domain].device;
+                self.home.port_returned(device, at.port_num, now);
             }
-            Told::Losses { port_num, rose } => self.hear_losses(port_num, rose),
+            Told::Losses { at, rose } => self.hear_losses(at, rose),
             Told::Drained => {}
             Told::Ordered(input, token, answer) => {
                 if matches!(input, Input::Move(_)) {
@@ -245,6 +258,7 @@ impl Task {
                 self.revoked.push(revoked);
                 self.inputs.push_back(input);
             }
+            Told::Bind(asked) => self.bind_windows(asked),
             Told::Channel(channel, first, from) => {
                 if let Some(channel) = self.admit(channel, Some(&from)) {
                     self.take_channel(channel);
@@ -252,8 +266,9 @@ impl Task {
                 }
             }
             Told::Watch => {
-                if self.events.is_none() {
-                    self.events = descriptor::watch(self.link.channel.fd());
+                if self.events.is_empty() {
+                    let channels = self.link.channels.iter();
+                    self.events = channels.filter_map(|channel| descriptor::watch(channel.fd())).collect();
                     self.look();
                 }
             }
@@ -269,8 +284,9 @@ impl Task {
                     let _ = lane.qp.modify(&attr, mask);
                 }
             }
-            Told::QpFailed(qp_num, reason) => {
-                if let Some(lane) = self.lanes.iter().find(|lane| lane.qp.qp_num().get() == qp_num) {
+            Told::QpFailed { domain, qp_num, reason } => {
+                let is_it = |lane: &&Lane| lane.domain == domain && lane.qp.qp_num().get() == qp_num;
+                if let Some(lane) = self.lanes.iter().find(is_it) {
                     self.inputs.push_back(Input::Broken { lane: lane.id, reason: reason.into() });
                 }
             }
@@ -294,82 +310,6 @@ impl Task {
             });
         }
         Input::Move(change)
-    }
-
-    fn take_channel(&mut self, channel: Box<dyn Channel>) {
-        if self.dialled {
-            self.link.statistics.redialled.fetch_add(1, Ordering::Relaxed);
-        }
-        self.dialled = true;
-        self.channel = Some(channel);
-        self.inputs.push_back(Input::ChannelUp);
-    }
-
-    fn hear_message(&mut self, message: Result<Vec<u8>, FabricError>) {
-        let message = message.and_then(|bytes| Message::parse(&bytes)).and_then(|message| {
-            if message.connection == self.link.id {
-                return Ok(message);
-            }
-            Err(FabricError::peer(format!("a message for connection {:?} came to another", message.connection)))
-        });
-        match message {
-            Ok(message) => {
-                let heard = lock(&self.link.peer).hear(&message.from);
-                match heard {
-                    Ok(()) => self.inputs.push_back(Input::Message(message.body)),
-                    Err(error) => self.refuse_peer(error),
-                }
-            }
-            Err(error) => self.lose_channel(error),
-        }
-    }
-
-    fn lose_channel(&mut self, error: FabricError) {
-        self.channel = None;
-        self.inputs.push_back(Input::ChannelDown { reason: error.message });
-    }
-
-    /// Whether the peer of first contact is behind a new channel. A stranger is told so; what is there stays as it is.
-    fn admit(&mut self, channel: Box<dyn Channel>, from: Option<&str>) -> Option<Box<dyn Channel>> {
-        let identity = channel.peer();
-        let mut known = lock(&self.link.peer);
-        let heard = known.clone();
-        let admitted = known.admit(&identity).and_then(|()| from.map_or(Ok(()), |from| known.hear(from)));
-        let Err(error) = admitted else { return Some(channel) };
-        // What half of it said is not believed either.
-        *known = heard;
-        drop(known);
-        self.link.statistics.refused.fetch_add(1, Ordering::Relaxed);
-        if self.dial.is_some() {
-            self.inputs.push_back(Input::ChannelDown { reason: error.message });
-            return None;
-        }
-        let (connection, from) = (self.link.id.clone(), self.shared.origin.clone());
-        let body = Body::Close { reason: error.message };
-        let message = Message { version: VERSION, connection, from, body };
-        tokio::spawn(async move {
-            let mut channel = channel;
-            if let Ok(bytes) = message.emit() {
-                let _ = channel.send(&bytes).await;
-            }
-        });
-        None
-    }
-
-    /// Somebody else answers where the peer was. While data flows only the channel is refused, and a look at the data path tells whether the peer is
-    /// still there; without it nobody can rebuild the connection.
-    fn refuse_peer(&mut self, error: FabricError) {
-        self.link.statistics.refused.fetch_add(1, Ordering::Relaxed);
-        let state = lock(&self.link.record).as_ref().map(|record| record.state);
-        if matches!(state, Some(ConnectionState::Up | ConnectionState::Moving)) {
-            lock(&self.link.sender).probe();
-            let _ = self.link.drive();
-            self.lose_channel(error);
-        } else {
-            self.channel = None;
-            self.inputs.push_back(Input::ChannelDown { reason: error.message.clone() });
-            self.inputs.push_back(Input::Close { reason: error.message, token: None });
-        }
     }
 
     async fn carry_out(&mut self, action: Action) {
@@ -408,7 +348,7 @@ impl Task {
                 self.take_lane(lane);
                 // A rebuild goes to another port only where its own was down, told or not.
                 if let (Some(before), Some(now)) = (before, &self.path)
-                    && before.port_num != now.port_num
+                    && (&before.device, before.port_num) != (&now.device, now.port_num)
                 {
                     let now = self.now_ns();
                     self.home.leave(&before, now);
@@ -430,6 +370,9 @@ impl Task {
             }
             Action::Drain { lane, path } => self.drain(lane, path.as_ref()),
             Action::Vector { lane, path, dgid } => self.vector(lane, path, dgid.map(|gid| Gid(gid.octets()))),
+            Action::Load { lane, path, dgid } => self.load(lane, path, dgid.map(|gid| Gid(gid.octets()))),
+            Action::Migrate { lane } => self.migrate(lane),
+            Action::Unload { lane } => self.unload(lane),
             Action::Resume { lane } => {
                 self.resume(lane);
                 self.leave_dead_port();
@@ -466,6 +409,7 @@ impl Task {
                 self.link.wake_all();
             }
             Action::Revoke { taken, .. } => {
+                self.windows.revoke();
                 for revoked in self.revoked.drain(..) {
                     let _ = revoked.send(taken);
                 }
@@ -473,122 +417,6 @@ impl Task {
             Action::Report(state) => self.report(state),
             Action::Answer { token, result } => self.answer(token, result),
             Action::Closed(error) => self.close(error).await,
-        }
-    }
-
-    async fn say(&mut self, body: Body) {
-        let Some(channel) = &mut self.channel else { return };
-        let (connection, from) = (self.link.id.clone(), self.shared.origin.clone());
-        let message = Message { version: VERSION, connection, from, body };
-        let sent = match message.emit() {
-            Ok(bytes) => channel.send(&bytes).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = sent {
-            self.lose_channel(error);
-        }
-    }
-
-    fn make(&mut self, id: LaneId, path: Option<Path>, peer: Option<Gid>) {
-        let place = Place { path, present: self.path.clone(), peer: peer.or(self.near) };
-        let psn = self.shared.random() as u32 & 0xff_ffff;
-        match Lane::make(&self.link, id, &place, psn) {
-            Ok((lane, qp)) => {
-                self.shared.watch_qp(qp.qp_num, self.link.tell.clone());
-                self.lanes.push(lane);
-                self.inputs.push_back(Input::Made { lane: id, qp });
-            }
-            Err(error) => self.inputs.push_back(Input::Failed { lane: id, reason: error.message }),
-        }
-    }
-
-    async fn stop(&mut self) -> Result<Drained, FabricError> {
-        (self.hand_over, self.draining) = (None, None);
-        let drained = lane::stop(&self.link, &self.lanes, |qp_num| self.shared.had_last_receive(qp_num)).await;
-        for lane in self.lanes.drain(..) {
-            self.shared.forget_qp(lane.qp.qp_num().get());
-            lane.destroy();
-        }
-        drained
-    }
-
-    fn resolve(&mut self, peer: &Drained) {
-        let mut sender = lock(&self.link.sender);
-        let (executed, posted, keys) = (sender.executed, sender.messages, sender.bounds.keys);
-        let offers = sender.offers();
-        let offered = |id| offers.iter().find(|offer| offer.id == id).map(|offer| offer.range);
-        match resolve(&mut sender.log, peer, executed, posted, keys, offered) {
-            Ok(again) => {
-                sender.repeated += again;
-                sender.restart(peer.received);
-                for waker in sender.wakers.drain(..) {
-                    waker.wake();
-                }
-                drop(sender);
-                self.link.bell.ring();
-                self.link.run_handlers();
-            }
-            Err(reason) => self.inputs.push_back(Input::Contradicted { reason }),
-        }
-    }
-
-    fn take_lane(&mut self, id: LaneId) {
-        let Some(lane) = self.lanes.iter().find(|lane| lane.id == id) else { return };
-        self.link.broken_told.store(false, Ordering::Release);
-        lock(&self.link.sender).use_lane(lane.outlet());
-        self.take_path(id);
-    }
-
-    /// The path of this lane is the connection's.
-    pub(super) fn take_path(&mut self, id: LaneId) {
-        let Some(lane) = self.lanes.iter().find(|lane| lane.id == id) else { return };
-        self.home.arrive(&lane.path);
-        self.path = Some(lane.path.clone());
-        self.session.set_path(lane.path.clone());
-        self.update_record(None);
-    }
-
-    fn destroy(&mut self, gone: impl Fn(LaneId) -> bool) {
-        lock(&self.link.receiver).remove(&gone);
-        let (dead, alive) = std::mem::take(&mut self.lanes).into_iter().partition(|lane| gone(lane.id));
-        self.lanes = alive;
-        for lane in dead {
-            self.shared.forget_qp(lane.qp.qp_num().get());
-            lane.destroy();
-        }
-        self.update_record(None);
-    }
-
-    fn report(&mut self, state: ConnectionState) {
-        self.update_record(Some(state));
-        if state == ConnectionState::Up
-            && let Some(ready) = self.ready.take()
-        {
-            ready(Ok(()));
-        }
-        self.link.wake_all();
-    }
-
-    /// Brings the directory's record up to date.
-    fn update_record(&mut self, state: Option<ConnectionState>) {
-        let Some(path) = &self.path else { return };
-        let mut record = lock(&self.link.record);
-        let state = state.or(record.as_ref().map(|record| record.state)).unwrap_or(ConnectionState::Connecting);
-        let newest = self.lanes.iter().max_by_key(|lane| lane.id);
-        let new = ConnectionRecord {
-            id: self.link.id.clone(),
-            tenant: self.link.config.tenant.clone(),
-            service: self.link.service.clone(),
-            qp_num: newest.map_or(0, |lane| lane.qp.qp_num().get()),
-            peer_qp_num: newest.and_then(|lane| lane.qp.query().ok()).map_or(0, |(attr, _)| attr.dest_qp_num.get()),
-            path: path.clone(),
-            alternatives: lane::alternatives(&self.link.hub, path),
-            state,
-            generation: self.session.generation(),
-        };
-        if record.as_ref() != Some(&new) {
-            self.shared.directory.publish(new.clone());
-            *record = Some(new);
         }
     }
 
@@ -618,6 +446,7 @@ impl Task {
             }
         }
         self.revoked.clear();
+        self.windows.end();
         if let Some(ready) = self.ready.take() {
             ready(Err(error));
         }
@@ -626,28 +455,17 @@ impl Task {
     }
 }
 
-async fn receive(channel: &mut Option<Box<dyn Channel>>) -> Result<Vec<u8>, FabricError> {
-    match channel {
-        Some(channel) => channel.receive().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn dial(dialling: &mut Option<Dialling>) -> Result<Box<dyn Channel>, FabricError> {
-    match dialling {
-        Some(dialling) => dialling.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn readable(events: &Option<AsyncFd<OwnedFd>>) {
-    match events {
-        Some(events) => match events.readable().await {
-            Ok(mut guard) => guard.clear_ready(),
-            Err(_) => std::future::pending().await,
-        },
-        None => std::future::pending().await,
-    }
+async fn readable(events: &[AsyncFd<OwnedFd>]) {
+    std::future::poll_fn(|cx| {
+        for events in events {
+            if let Poll::Ready(Ok(mut guard)) = events.poll_read_ready(cx) {
+                guard.clear_ready();
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    })
+    .await;
 }
 
 async fn sleep(duration: Option<Duration>) {

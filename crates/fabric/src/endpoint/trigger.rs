@@ -2,6 +2,7 @@
 //! on it can drain, and come back by a move once the port has been up for [`super::Config::return_after`]. Load is not looked at here: that is
 //! [`crate::balance`], which needs to see all connections of a port.
 
+use super::hub::PortAt;
 use super::link::Told;
 use super::service::Shared;
 use super::task::{Asker, Task};
@@ -23,7 +24,7 @@ pub(crate) struct Home {
     under_way: bool,
     refused: u32,
     /// Ports that have been up for long enough since they were last heard to be down: a rebuild may end after its port has returned.
-    returned: Vec<u8>,
+    returned: Vec<(String, u8)>,
 }
 
 impl Home {
@@ -32,7 +33,8 @@ impl Home {
         // Of two ports that fail one after the other the first is home.
         if self.left.is_none() {
             self.left = Some(path.clone());
-            self.due_ns = self.returned.contains(&path.port_num).then_some(now_ns);
+            let returned = self.returned.iter().any(|(device, port_num)| is_on(path, device, *port_num));
+            self.due_ns = returned.then_some(now_ns);
         }
     }
 
@@ -43,23 +45,23 @@ impl Home {
 
     /// It uses this path now.
     pub fn arrive(&mut self, path: &Path) {
-        if self.left.as_ref().is_some_and(|left| left.port_num == path.port_num) {
+        if self.is_on(&path.device, path.port_num) {
             self.forget();
         }
     }
 
     /// A port is down: there is no way back to it.
-    pub fn port_down(&mut self, port_num: u8) {
-        self.returned.retain(|other| *other != port_num);
-        if self.is_on(port_num) {
+    pub fn port_down(&mut self, device: &str, port_num: u8) {
+        self.returned.retain(|(of, other)| (of.as_str(), *other) != (device, port_num));
+        if self.is_on(device, port_num) {
             self.due_ns = None;
         }
     }
 
     /// A port has been up again for long enough.
-    pub fn port_returned(&mut self, port_num: u8, now_ns: u64) {
-        self.returned.push(port_num);
-        if self.is_on(port_num) {
+    pub fn port_returned(&mut self, device: &str, port_num: u8, now_ns: u64) {
+        self.returned.push((device.to_owned(), port_num));
+        if self.is_on(device, port_num) {
             (self.due_ns, self.refused) = (Some(now_ns), 0);
         }
     }
@@ -69,8 +71,8 @@ impl Home {
         self.left.is_some()
     }
 
-    fn is_on(&self, port_num: u8) -> bool {
-        self.left.as_ref().is_some_and(|path| path.port_num == port_num)
+    fn is_on(&self, device: &str, port_num: u8) -> bool {
+        self.left.as_ref().is_some_and(|path| is_on(path, device, port_num))
     }
 
     /// When there is something to do.
@@ -100,12 +102,16 @@ impl Home {
     }
 }
 
+fn is_on(path: &Path, device: &str, port_num: u8) -> bool {
+    (path.device.as_str(), path.port_num) == (device, port_num)
+}
+
 impl Shared {
     /// The device tells that a port is up or down.
-    pub fn port_changed(self: &Arc<Self>, port_num: u8, up: bool) {
-        let change = self.count_port_change(port_num);
+    pub fn port_changed(self: &Arc<Self>, at: PortAt, up: bool) {
+        let change = self.count_port_change(at);
         if !up {
-            return self.tell_all(|| Told::PortDown(port_num));
+            return self.tell_all(|| Told::PortDown(at));
         }
         // Who had no other port to go to has one now.
         self.tell_all(|| Told::PortUp);
@@ -117,37 +123,38 @@ impl Shared {
         tokio::spawn(async move {
             tokio::time::sleep(wait).await;
             // One that went down meanwhile begins anew when it returns.
-            if shared.port_changes(port_num) == change && shared.hub.is_active(port_num) {
-                shared.tell_all(|| Told::PortReturned(port_num));
+            if shared.port_changes(at) == change && shared.hubs.is_active(at) {
+                shared.tell_all(|| Told::PortReturned(at));
             }
         });
     }
 }
 
 impl Task {
-    pub(super) fn hear_port_down(&mut self, port_num: u8) {
-        self.home.port_down(port_num);
+    pub(super) fn hear_port_down(&mut self, at: PortAt) {
+        let hubs = self.link.hubs.clone();
+        self.home.port_down(&hubs.all()[at.domain].device, at.port_num);
         // Without another port it waits for this one: the QP's own retries may outlast it.
-        if !self.shared.has_other_port(port_num) {
+        if !hubs.ports().any(|other| other != at && hubs.is_active(other)) {
             return;
         }
-        if let Some(path) = self.path.as_ref().filter(|path| path.port_num == port_num) {
+        if let Some(path) = self.path.as_ref().filter(|path| hubs.is_on(path, at)) {
             let now = self.now_ns();
             self.home.leave(path, now);
         }
         // Lanes that are being made for it, too: they would be found dead only by their retries.
-        for lane in self.lanes.iter().filter(|lane| lane.path.port_num == port_num) {
-            let reason = format!("port {port_num} of {} went down", lane.path.device);
+        for lane in self.lanes.iter().filter(|lane| hubs.is_on(&lane.path, at)) {
+            let reason = format!("port {} of {} went down", at.port_num, lane.path.device);
             self.inputs.push_back(Input::Broken { lane: lane.id, reason });
         }
     }
 
     /// Leaves the port of the path in use if it is down: it went down before there was a lane that could have heard of it, or when there was no other port.
     pub(super) fn leave_dead_port(&mut self) {
-        if let Some(port_num) = self.path.as_ref().map(|path| path.port_num)
-            && !self.shared.hub.is_active(port_num)
+        if let Some(at) = self.path.as_ref().and_then(|path| self.link.hubs.port_of(path))
+            && !self.link.hubs.is_active(at)
         {
-            self.hear_port_down(port_num);
+            self.hear_port_down(at);
         }
     }
 
@@ -177,17 +184,17 @@ mod tests {
     #[test]
     fn home_is_the_first_port_that_was_left_until_somebody_decides() {
         let mut home = Home::default();
-        home.port_returned(1, 0);
+        home.port_returned("pair", 1, 0);
         assert_eq!(way(&mut home, 0), None);
-        home.port_down(1);
+        home.port_down("pair", 1);
         home.leave(&path(1), 0);
         home.leave(&path(2), 0);
-        home.port_returned(2, 5);
+        home.port_returned("pair", 2, 5);
         assert_eq!(way(&mut home, 9), None);
-        home.port_returned(1, 5);
+        home.port_returned("pair", 1, 5);
         assert_eq!((way(&mut home, 4), way(&mut home, 5), way(&mut home, 5)), (None, Some(1), None));
         home.forget();
-        home.port_returned(1, 5);
+        home.port_returned("pair", 1, 5);
         assert_eq!(way(&mut home, 9), None);
     }
 
@@ -195,7 +202,7 @@ mod tests {
     fn a_way_home_that_is_refused_is_tried_again_with_growing_pauses_until_it_is_reached() {
         let mut home = Home::default();
         home.leave(&path(1), 0);
-        home.port_returned(1, 0);
+        home.port_returned("pair", 1, 0);
         let mut now = 0;
         for pause in [AGAIN_NS.0, 2 * AGAIN_NS.0, 4 * AGAIN_NS.0] {
             assert_eq!(way(&mut home, now), Some(1));
@@ -215,13 +222,13 @@ mod tests {
     fn a_port_that_goes_down_again_is_no_home_to_go_to_until_it_has_returned() {
         let mut home = Home::default();
         home.leave(&path(1), 0);
-        home.port_returned(1, 0);
-        home.port_down(1);
+        home.port_returned("pair", 1, 0);
+        home.port_down("pair", 1);
         assert_eq!(way(&mut home, 9), None);
-        home.port_returned(1, 10);
+        home.port_returned("pair", 1, 10);
         assert_eq!(way(&mut home, 10), Some(1));
         // Down while it is under way: the answer ends it, and nothing is tried before the port is back.
-        home.port_down(1);
+        home.port_down("pair", 1);
         home.refused(11);
         assert_eq!((way(&mut home, u64::MAX), home.deadline_ns()), (None, None));
     }
@@ -229,7 +236,7 @@ mod tests {
     #[test]
     fn a_port_that_returned_before_its_connection_had_left_it_is_a_home_to_go_to() {
         let mut home = Home::default();
-        home.port_returned(1, 0);
+        home.port_returned("pair", 1, 0);
         home.leave(&path(1), 7);
         assert_eq!((way(&mut home, 6), way(&mut home, 7)), (None, Some(1)));
     }

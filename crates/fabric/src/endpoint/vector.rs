@@ -1,12 +1,11 @@
 //! New address vectors for QPs that live: drained in SQD, changed, and back to RTS (clause 10.3.1.5). When that is done is the session's ([`crate::session`]).
 
-use super::hub::Hub;
 use super::lane::Lane;
 use super::task::Task;
 use crate::error::FabricError;
 use crate::path::Path;
 use crate::session::{Input, LaneId};
-use scalefabric_verbs::{Gid, QpAttr, QpAttrMask, QpState};
+use scalefabric_verbs::{Gid, PKey, QpAttr, QpAttrMask, QpState};
 use std::sync::atomic::Ordering;
 
 /// Where a QP stands on its way through SQD.
@@ -31,9 +30,9 @@ pub(crate) enum Then {
 
 impl Lane {
     /// Whether it could take this path; the index of its GID.
-    fn could_take(&self, hub: &Hub, path: &Path) -> Result<u8, FabricError> {
-        let index = super::lane::gid_index(hub, path)?;
-        let mtu = hub.mtu(path.port_num)?;
+    pub(super) fn could_take(&self, path: &Path) -> Result<u8, FabricError> {
+        let index = super::lane::gid_index(&self.hub, path)?;
+        let mtu = self.hub.mtu(path.port_num)?;
         if mtu < self.mtu() {
             return Err(FabricError::environment(format!(
                 "port {} of {} has an MTU of {}, the QP sends packets of {}",
@@ -69,13 +68,15 @@ impl Lane {
     }
 
     /// Gives a drained QP a new address vector.
-    fn turn(&mut self, hub: &Hub, path: Option<Path>, dgid: Option<Gid>) -> Result<(), FabricError> {
+    fn turn(&mut self, pkey: PKey, path: Option<Path>, dgid: Option<Gid>) -> Result<(), FabricError> {
         let mut path = path.unwrap_or_else(|| self.path.clone());
         path.dgid = dgid.unwrap_or(self.path.dgid);
-        let sgid_index = self.could_take(hub, &path)?;
+        let sgid_index = self.could_take(&path)?;
         let ah_attr = super::lane::address_vector(&path, sgid_index);
-        let attr = QpAttr { qp_state: QpState::Sqd, ah_attr, ..QpAttr::default() };
-        self.qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::AV)?;
+        // The partition has a place of its own in each port's table.
+        let pkey_index = self.hub.pkey_index(path.port_num, pkey)?;
+        let attr = QpAttr { qp_state: QpState::Sqd, ah_attr, pkey_index, ..QpAttr::default() };
+        self.qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::PKEY_INDEX)?;
         self.path = path;
         Ok(())
     }
@@ -87,16 +88,15 @@ impl Lane {
 }
 
 impl Task {
-    fn lane_mut(&mut self, id: LaneId) -> Result<&mut Lane, FabricError> {
+    pub(super) fn lane_mut(&mut self, id: LaneId) -> Result<&mut Lane, FabricError> {
         let lane = self.lanes.iter_mut().find(|lane| lane.id == id);
         lane.ok_or_else(|| FabricError::environment("the QP is gone"))
     }
 
     pub(super) fn drain(&mut self, id: LaneId, path: Option<&Path>) {
-        let hub = self.link.hub.clone();
         let begun = self.lane_mut(id).and_then(|lane| {
             if let Some(path) = path {
-                lane.could_take(&hub, path)?;
+                lane.could_take(path)?;
             }
             lane.drain()
         });
@@ -126,8 +126,8 @@ impl Task {
     }
 
     pub(super) fn vector(&mut self, id: LaneId, path: Option<Path>, dgid: Option<Gid>) {
-        let hub = self.link.hub.clone();
-        match self.lane_mut(id).and_then(|lane| lane.turn(&hub, path, dgid)) {
+        let pkey = self.link.pkey;
+        match self.lane_mut(id).and_then(|lane| lane.turn(pkey, path, dgid)) {
             Ok(()) => {
                 self.link.statistics.moves.fetch_add(1, Ordering::Relaxed);
                 self.link.statistics.turned.fetch_add(1, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 
 use super::config::Waiting;
 use super::descriptor;
+use super::hub::MAX_DEVICES;
 use crate::error::FabricError;
 use scalefabric_verbs::CompletionChannel;
 use std::future::Future;
@@ -66,7 +67,7 @@ impl Bell {
 /// Tries until it gives something, or `timeout` has passed: then `None`. `arm` asks for an event at the next completion.
 pub(crate) fn wait<T>(
     bell: &Bell,
-    channel: &Arc<dyn CompletionChannel>,
+    channels: &[Arc<dyn CompletionChannel>],
     waiting: Waiting,
     timeout: Option<Duration>,
     arm: impl Fn() -> Result<(), FabricError>,
@@ -100,7 +101,7 @@ pub(crate) fn wait<T>(
         // Without a descriptor of its own a thread wakes by the channel, and by looking again.
         let fd = descriptor::number(own.as_ref());
         bell.enter(fd);
-        let outcome = sleep((bell, fd), channel, begun, timeout, &arm, &mut attempt);
+        let outcome = sleep((bell, fd), channels, begun, timeout, &arm, &mut attempt);
         bell.leave(fd);
         outcome
     })
@@ -108,7 +109,7 @@ pub(crate) fn wait<T>(
 
 fn sleep<T>(
     (bell, fd): (&Bell, RawFd),
-    channel: &Arc<dyn CompletionChannel>,
+    channels: &[Arc<dyn CompletionChannel>],
     begun: Instant,
     timeout: Option<Duration>,
     arm: &impl Fn() -> Result<(), FabricError>,
@@ -126,13 +127,19 @@ fn sleep<T>(
                 Some(left) => left.min(LOOK_AGAIN),
             },
         };
-        let [event, rung] = descriptor::sleep_on([channel.fd(), fd], left);
-        if event {
-            channel.wait(Some(Duration::ZERO))?;
-            // The event may be of the queue that another sleeper waits for; it was the only one, and who finds what he waited for does not ask for another.
-            bell.ring_others(fd);
+        // What is no descriptor never wakes.
+        let mut fds = [-1; MAX_DEVICES + 1];
+        fds[MAX_DEVICES] = fd;
+        fds.iter_mut().zip(channels).take(MAX_DEVICES).for_each(|(fd, channel)| *fd = channel.fd());
+        let woken = descriptor::sleep_on(fds, left);
+        for (channel, event) in channels.iter().zip(woken).take(MAX_DEVICES) {
+            if event {
+                channel.wait(Some(Duration::ZERO))?;
+                // The event may be of the queue that another sleeper waits for; it was the only one, and who finds what he waited for does not ask for another.
+                bell.ring_others(fd);
+            }
         }
-        if rung {
+        if woken[MAX_DEVICES] {
             descriptor::quiet(fd);
         }
     }

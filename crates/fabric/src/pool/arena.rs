@@ -92,6 +92,11 @@ impl Arena {
         Some(RKey(self.keys.get(pd)?.rkey.load(Ordering::Acquire)))
     }
 
+    /// Its registration in a domain.
+    pub fn region(&self, pd: usize) -> Option<Arc<dyn MemoryRegion>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).now.get(pd).cloned()
+    }
+
     /// Registers the arena anew; nothing changes until [`Self::publish`].
     pub fn register_again(
         &self,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use scalefabric_verbs::Sge;
+use scalefabric_verbs::{AccessFlags, MemoryRegion, Sge};
 
 use super::Token;
 use super::arena::Arena;
@@ -103,6 +103,10 @@ impl Local for Buffer {
         let at = self.offset(offset, length, "an SGE").ok()?;
         let arena = self.arena();
         Some(Sge { addr: (arena.at + at) as u64, length: length.try_into().ok()?, lkey: arena.lkey(domain)? })
+    }
+
+    fn region_on(&self, domain: usize) -> Option<Arc<dyn MemoryRegion>> {
+        self.token.shared.config.access.contains(AccessFlags::MW_BIND).then(|| self.arena().region(domain))?
     }
 
     fn remote_on(&self, domain: usize, offset: usize, length: usize) -> Option<RemoteRange> {

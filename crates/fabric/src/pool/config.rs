@@ -66,7 +66,8 @@ pub struct PoolConfig {
     pub arena_bytes: usize,
     /// Bytes that all arenas may have together; beyond it an allocation fails with `ENOMEM`. Default 16 GiB. Below `initial_bytes` it is an error.
     pub limit_bytes: usize,
-    /// What peers may do with it. Default: local writes, remote reads, writes and atomics. Without remote rights [`crate::Local::remote`] is `None`.
+    /// What peers may do with it. Default: local writes, remote reads, writes and atomics. Without remote rights [`crate::Local::remote`] is `None`;
+    /// with `MW_BIND` it can be lent by windows ([`crate::endpoint::Config::lend_by_windows`]).
     pub access: AccessFlags,
     /// The best pages that are tried. Default [`PageKind::Huge1G`].
     pub best_pages: PageKind,

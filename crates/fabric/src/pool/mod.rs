@@ -19,7 +19,7 @@ mod shared;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use scalefabric_verbs::ProtectionDomain;
+use scalefabric_verbs::{AccessFlags, ProtectionDomain};
 
 pub use buffer::Buffer;
 pub use class::{LINE, PAGE};
@@ -126,6 +126,11 @@ impl Pool {
     /// Whether both are the same pool.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.root, &other.root)
+    }
+
+    /// Whether windows can be bound to its memory.
+    pub(crate) fn lets_windows(&self) -> bool {
+        self.root.shared.config.access.contains(AccessFlags::MW_BIND)
     }
 
     /// What it has.

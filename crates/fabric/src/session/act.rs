@@ -63,12 +63,17 @@ pub enum Input {
         /// Which.
         lane: LaneId,
     },
-    /// Answer to [`Action::Vector`].
+    /// Answer to [`Action::Load`].
+    Loaded {
+        /// Which.
+        lane: LaneId,
+    },
+    /// Answer to [`Action::Vector`], and to [`Action::Migrate`].
     Vectored {
         /// Which.
         lane: LaneId,
     },
-    /// [`Action::Drain`] or [`Action::Vector`] failed: the QP has the vector that it had.
+    /// [`Action::Drain`], [`Action::Vector`] or [`Action::Load`] failed: the QP has the vector that it had.
     NotVectored {
         /// Which.
         lane: LaneId,
@@ -188,6 +193,27 @@ pub enum Action {
         path: Option<Path>,
         /// The peer's GID; `None`: as it is.
         dgid: Option<std::net::Ipv6Addr>,
+    },
+    /// Load an alternate path, and ask to be armed, after a look whether the QP could take it; answer [`Input::Loaded`] or [`Input::NotVectored`]. Operations
+    /// are posted and executed all the while.
+    Load {
+        /// Which.
+        lane: LaneId,
+        /// The path; `None`: as it is, to the peer's other GID.
+        path: Option<Path>,
+        /// The peer's GID on it; `None`: as it is.
+        dgid: Option<std::net::Ipv6Addr>,
+    },
+    /// Go over to the alternate path, as soon as both sides are armed; answer [`Input::Vectored`], also if the QP has done it by itself, or
+    /// [`Input::Broken`].
+    Migrate {
+        /// Which.
+        lane: LaneId,
+    },
+    /// Do not migrate after all. The peer's QP has no alternate path for it, so that this one is not armed.
+    Unload {
+        /// Which.
+        lane: LaneId,
     },
     /// Back to RTS.
     Resume {

@@ -212,7 +212,8 @@ impl Session {
                 }
                 match self.way(&change) {
                     Ok(Way::Alone) => self.turn_alone(change, asked_by_peer, now_ns),
-                    Ok(Way::Together) => self.turn_together(change, asked_by_peer, now_ns),
+                    Ok(Way::Together) => self.turn_together(change, asked_by_peer, false, now_ns),
+                    Ok(Way::Alternate) => self.turn_together(change, asked_by_peer, true, now_ns),
                     Ok(Way::Second) => self.move_by_second_qp(change, asked_by_peer, now_ns),
                     Err(reason) => self.refuse_move(change.token, asked_by_peer, reason),
                 }

@@ -89,9 +89,9 @@ pub enum Body {
         #[serde(default)]
         highest: FencingToken,
     },
-    /// Leader: let the QPs of the lane in use take new address vectors. Drain your send queue; nothing is changed yet.
+    /// Leader: let the QPs of the lane in use take new address vectors. Drain your send queue, or load your alternate path; nothing is changed yet.
     Redirect(Redirect),
-    /// Follower: my send queue is drained, and I begin nothing.
+    /// Follower: my send queue is drained, and I begin nothing; or: my alternate path is loaded.
     Quiet {
         /// Which redirection.
         number: u64,
@@ -172,7 +172,7 @@ pub enum Strategy {
     /// A second QP is made ready on the new path, the old one is drained, then it takes over. Works everywhere.
     #[default]
     MakeBeforeBreak,
-    /// The same QP migrates to an alternate path that was loaded (APM, clause 17.2.8). No side offers it; `docs/decisions/connections.md` says why.
+    /// The same QP migrates to an alternate path that both sides have loaded (APM, clause 17.2.8). Nobody drains; what was on its way is sent again.
     AlternatePath,
     /// The same QP is drained (SQD), gets a new address vector, and goes on. Where only the source port or the DSCP changes, one side does it alone.
     DrainedVector,
@@ -184,6 +184,8 @@ pub enum Strategy {
 pub struct Abilities {
     /// Its QPs take a new address vector in SQD: [`Strategy::DrainedVector`].
     pub drained_vector: bool,
+    /// Its QPs load alternate paths and migrate: [`Strategy::AlternatePath`].
+    pub alternate_path: bool,
 }
 
 /// The QPs of the lane in use are to take new address vectors.
@@ -199,6 +201,9 @@ pub struct Redirect {
     pub peer_path: Option<crate::path::Path>,
     /// Highest authority that the leader has seen.
     pub token: FencingToken,
+    /// By alternate paths, instead of new vectors in SQD. Only to a peer that has [`Abilities::alternate_path`].
+    #[serde(default)]
+    pub alternate: bool,
 }
 
 /// A lane begins.
@@ -264,6 +269,9 @@ pub struct QpOffer {
     pub port: String,
     /// SRQ number, for XRC.
     pub srq_num: Option<u32>,
+    /// Which of its fabric's devices the QP is on: offers of memory are told apart by it.
+    #[serde(default)]
+    pub domain: u8,
 }
 
 /// What one side had received when its QPs were stopped and drained.
@@ -281,6 +289,12 @@ pub struct Drained {
 pub struct MemoryOffer {
     /// Number within the connection, as applications agree.
     pub id: u32,
+    /// Of which of the offering side's devices the key is: the one that its QP is on ([`QpOffer::domain`]). 0 where it has one.
+    #[serde(default)]
+    pub domain: u8,
+    /// The key is good on this lane only, for it is that of a window which is bound to the lane's QP. On later lanes there will be another.
+    #[serde(default)]
+    pub lane: Option<LaneId>,
     /// Where it is, and its key.
     pub range: RemoteRange,
 }

@@ -12,6 +12,7 @@ mod keys;
 mod lead;
 mod machine;
 mod message;
+mod order;
 mod patience;
 mod turn;
 

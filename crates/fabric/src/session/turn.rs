@@ -3,6 +3,10 @@
 //! *Redirect*, the follower drains and says *Quiet*, the leader drains, takes its vector and says *Turn*, the follower takes its own and says *Turned*. While
 //! both are drained nothing of either is on its way, so nothing can be lost with the old address. Until Turn all can be taken back; after it only a rebuild
 //! mends what goes wrong.
+//!
+//! With alternate paths (APM) the words are the same and nobody drains: Quiet says that the follower has loaded its path; the leader loads its own, waits until
+//! both are armed, migrates, and says Turn. What was on its way by the old path is sent again by the new one, as after any loss. The leader loads last, so that
+//! until then nobody is armed, and what is taken back was never taken.
 
 use super::act::{Action, Change};
 use super::machine::{Phase, Role, Session};
@@ -22,6 +26,8 @@ pub(super) struct Turning {
     /// The order, and whether the peer wanted it; the leader's is tried in another way if this one fails.
     order: Option<(Change, bool)>,
     step: Step,
+    /// By an alternate path, instead of a new vector in SQD.
+    alternate: bool,
     /// Since when nothing new is begun on the QP.
     since_ns: u64,
 }
@@ -55,6 +61,8 @@ pub(super) enum Way {
     Alone,
     /// New vectors on both sides.
     Together,
+    /// Alternate paths on both sides.
+    Alternate,
 }
 
 impl Session {
@@ -65,19 +73,24 @@ impl Session {
             (&present.device, present.port_num, present.sgid) == (&wanted.device, wanted.port_num, wanted.sgid)
         };
         let alone = change.peer_path.is_none() && self.setup.path.as_ref().is_some_and(same_place);
-        let (here, there) = (self.setup.abilities.drained_vector, self.peer_abilities.drained_vector);
-        let vector = match (here, alone, there) {
+        let (here, there) = (self.setup.abilities, self.peer_abilities);
+        // A QP stays on its device.
+        let stays = self.setup.path.as_ref().is_some_and(|present| present.device == change.path.device);
+        let vector = match (here.drained_vector && stays, alone, there.drained_vector) {
             (true, true, _) => Some(Way::Alone),
             (true, false, true) => Some(Way::Together),
             _ => None,
         };
-        match (change.strategy, vector) {
-            (None | Some(Strategy::DrainedVector), Some(way)) => Ok(way),
-            (None | Some(Strategy::MakeBeforeBreak), _) => Ok(Way::Second),
-            (Some(Strategy::DrainedVector), None) => {
-                Err("a new vector in SQD is not something that the QPs of both sides take".into())
-            }
-            (Some(Strategy::AlternatePath), _) => Err("alternate paths are not loaded by this version".into()),
+        let alternate = (stays && here.alternate_path && there.alternate_path).then_some(Way::Alternate);
+        match change.strategy {
+            None => Ok(vector.or(alternate).unwrap_or(Way::Second)),
+            Some(Strategy::MakeBeforeBreak) => Ok(Way::Second),
+            Some(Strategy::DrainedVector) => vector.ok_or_else(|| {
+                "a new vector in SQD is not something that the QPs of both sides take, or it is another device's".into()
+            }),
+            Some(Strategy::AlternatePath) => alternate.ok_or_else(|| {
+                "an alternate path is not something that the QPs of both sides load, or it is another device's".into()
+            }),
         }
     }
 
@@ -85,12 +98,12 @@ impl Session {
     pub(super) fn turn_alone(&mut self, change: Change, asked_by_peer: bool, now_ns: u64) {
         let Some(lane) = self.lane else { return };
         let path = Some(change.path.clone());
-        self.begin_turn(lane, path.clone(), Some((change, asked_by_peer)), Step::Alone, now_ns);
+        self.begin_turn(lane, path.clone(), Some((change, asked_by_peer)), (Step::Alone, false), now_ns);
         self.push(Action::Drain { lane, path });
     }
 
-    /// Leader: both sides.
-    pub(super) fn turn_together(&mut self, change: Change, asked_by_peer: bool, now_ns: u64) {
+    /// Leader: both sides, by new vectors or by alternate paths.
+    pub(super) fn turn_together(&mut self, change: Change, asked_by_peer: bool, alternate: bool, now_ns: u64) {
         let Some(lane) = self.lane else { return };
         self.redirections += 1;
         let redirect = Redirect {
@@ -99,24 +112,58 @@ impl Session {
             gid: Ipv6Addr::from(change.path.sgid.0),
             peer_path: change.peer_path.clone(),
             token: self.highest,
+            alternate,
         };
-        let path = Some(change.path.clone());
-        self.begin_turn(lane, path, Some((change, asked_by_peer)), Step::Asking(redirect.clone()), now_ns);
+        let (path, step) = (Some(change.path.clone()), Step::Asking(redirect.clone()));
+        self.begin_turn(lane, path, Some((change, asked_by_peer)), (step, alternate), now_ns);
         self.send(Body::Redirect(redirect));
     }
 
-    fn begin_turn(&mut self, lane: LaneId, path: Option<Path>, order: Option<(Change, bool)>, step: Step, now_ns: u64) {
+    fn begin_turn(
+        &mut self,
+        lane: LaneId,
+        path: Option<Path>,
+        order: Option<(Change, bool)>,
+        (step, alternate): (Step, bool),
+        now_ns: u64,
+    ) {
         self.report(ConnectionState::Moving);
-        self.phase = Phase::Turning(Box::new(Turning { lane, path, dgid: None, order, step, since_ns: now_ns }));
+        let turning = Turning { lane, path, dgid: None, order, step, alternate, since_ns: now_ns };
+        self.phase = Phase::Turning(Box::new(turning));
         self.step(now_ns);
+    }
+
+    /// Makes the QP ready for what comes: drained, or with its alternate path.
+    fn prepare(&mut self) {
+        let Phase::Turning(turning) = &self.phase else { return };
+        let (lane, path, dgid) = (turning.lane, turning.path.clone(), turning.dgid);
+        self.push(if turning.alternate { Action::Load { lane, path, dgid } } else { Action::Drain { lane, path } });
+    }
+
+    /// The QP takes the new path.
+    fn take(&mut self) {
+        let Phase::Turning(turning) = &self.phase else { return };
+        let (lane, path, dgid) = (turning.lane, turning.path.clone(), turning.dgid);
+        self.push(if turning.alternate { Action::Migrate { lane } } else { Action::Vector { lane, path, dgid } });
+    }
+
+    /// The QP goes on as before.
+    fn release(&mut self) {
+        let Phase::Turning(turning) = &self.phase else { return };
+        let lane = turning.lane;
+        self.push(if turning.alternate { Action::Unload { lane } } else { Action::Resume { lane } });
     }
 
     /// Follower: the leader wants new vectors.
     pub(super) fn follow_redirect(&mut self, redirect: Redirect, now_ns: u64) {
         self.highest = self.highest.max(redirect.token);
-        let Redirect { number, lane, gid, peer_path, .. } = redirect.clone();
+        let Redirect { number, lane, gid, peer_path, alternate, .. } = redirect.clone();
         if number < self.redirections {
             return; // Old.
+        }
+        if matches!(&self.phase, Phase::Accepted(begin, _) if begin.lane == lane) {
+            // It is the lane in use: that it was decided was said on a channel that broke.
+            self.follow_commit(lane, now_ns);
         }
         let again = number == self.redirections;
         match &self.phase {
@@ -140,36 +187,32 @@ impl Session {
         self.redirections = number;
         // Only the leader ends this wait, while nothing new is begun here.
         self.begin_to_give_up(now_ns);
-        self.begin_turn(lane, peer_path.clone(), None, Step::Draining(number), now_ns);
+        self.begin_turn(lane, peer_path, None, (Step::Draining(number), alternate), now_ns);
         if let Phase::Turning(turning) = &mut self.phase {
             turning.dgid = Some(gid);
         }
-        self.push(Action::Drain { lane, path: peer_path });
+        self.prepare();
     }
 
-    /// Leader: the follower is drained.
+    /// Leader: the follower is drained, or has loaded its path.
     pub(super) fn lead_quiet(&mut self, number: u64, gid: Ipv6Addr, now_ns: u64) {
         let Phase::Turning(turning) = &mut self.phase else { return };
         if !matches!(&turning.step, Step::Asking(redirect) if redirect.number == number) {
             return;
         }
         (turning.step, turning.dgid, turning.since_ns) = (Step::Leading(number), Some(gid), now_ns);
-        let (lane, path) = (turning.lane, turning.path.clone());
         self.step(now_ns);
-        self.push(Action::Drain { lane, path });
+        self.prepare();
     }
 
-    /// This side's queue is drained.
+    /// This side's queue is drained, or has its alternate path.
     pub(super) fn handle_quiet(&mut self, lane: LaneId, now_ns: u64) {
         let Phase::Turning(turning) = &mut self.phase else { return };
         if turning.lane != lane {
             return;
         }
         match turning.step {
-            Step::Alone | Step::Leading(_) => {
-                let (path, dgid) = (turning.path.clone(), turning.dgid);
-                self.push(Action::Vector { lane, path, dgid });
-            }
+            Step::Alone | Step::Leading(_) => self.take(),
             Step::Draining(number) => {
                 let path = turning.path.as_ref().or(self.setup.path.as_ref());
                 let Some(gid) = path.map(|path| Ipv6Addr::from(path.sgid.0)) else { return };
@@ -178,7 +221,7 @@ impl Session {
                 self.send(Body::Quiet { number, gid });
             }
             Step::Leaving => {
-                self.push(Action::Resume { lane });
+                self.release();
                 self.up(now_ns);
             }
             Step::Asking(_) | Step::Said(_) | Step::Quiet(..) | Step::Following(_) => {}
@@ -190,9 +233,8 @@ impl Session {
         match &mut self.phase {
             Phase::Turning(turning) if matches!(turning.step, Step::Quiet(of, _) if of == number) => {
                 turning.step = Step::Following(number);
-                let (lane, path, dgid) = (turning.lane, turning.path.clone(), turning.dgid);
                 self.step(now_ns);
-                self.push(Action::Vector { lane, path, dgid });
+                self.take();
             }
             // Its channel broke: our word was lost.
             Phase::Up if self.turned == number => self.send(Body::Turned { number }),
@@ -231,9 +273,11 @@ impl Session {
 
     fn end_turn(&mut self, now_ns: u64) {
         let Phase::Turning(turning) = &self.phase else { return };
-        let (lane, order, path) = (turning.lane, turning.order.clone(), turning.path.clone());
-        let pause_us = now_ns.saturating_sub(turning.since_ns).div_ceil(1000);
-        self.push(Action::Resume { lane });
+        let (order, path) = (turning.order.clone(), turning.path.clone());
+        let pause_us = if turning.alternate { 0 } else { now_ns.saturating_sub(turning.since_ns).div_ceil(1000) };
+        if !turning.alternate {
+            self.release();
+        }
         // What a follower had asked for.
         let asked = match self.setup.role {
             Role::Follower if order.is_none() => self.take_asked(path.as_ref()),
@@ -257,7 +301,7 @@ impl Session {
             Step::Alone | Step::Leading(_) => self.leave_turn(reason, true, now_ns),
             Step::Draining(number) => {
                 self.send(Body::RedirectRefused { number, reason });
-                self.push(Action::Resume { lane });
+                self.release();
                 self.up(now_ns);
             }
             Step::Leaving => self.up(now_ns),
@@ -288,7 +332,7 @@ impl Session {
             _ => {}
         }
         if !matches!(turning.step, Step::Asking(_)) {
-            self.push(Action::Resume { lane: turning.lane });
+            self.release();
         }
         let Some((change, asked_by_peer)) = turning.order else { return self.up(now_ns) };
         let second = another_way && change.strategy.is_none();
@@ -317,14 +361,13 @@ impl Session {
     /// Goes on as before, if this is a redirection of the leader's that has changed nothing here.
     pub(super) fn stop_following(&mut self, now_ns: u64) {
         let Phase::Turning(turning) = &mut self.phase else { return };
-        let lane = turning.lane;
         match turning.step {
             Step::Draining(_) => {
                 turning.step = Step::Leaving;
                 self.step(now_ns);
             }
             Step::Quiet(..) => {
-                self.push(Action::Resume { lane });
+                self.release();
                 self.up(now_ns);
             }
             _ => {}

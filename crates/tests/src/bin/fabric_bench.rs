@@ -4,7 +4,9 @@
 
 use clap::Parser;
 use scalefabric_fabric::endpoint::{Completion, Config, Operation, Waiting};
+use scalefabric_fabric::session::Strategy;
 use scalefabric_nic::objects::{CqObject, QpObject};
+use scalefabric_tests::crowd::Crowd;
 use scalefabric_tests::fabric::{Pair, Region, provider};
 use scalefabric_verbs::*;
 use std::sync::Arc;
@@ -21,6 +23,12 @@ struct Options {
     /// WRITEs of 1 MiB in a repetition.
     #[arg(long, default_value_t = 64)]
     writes: u32,
+    /// Connections that are moved off a hot port at once; 0: none.
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    /// How often they are moved in each way.
+    #[arg(long, default_value_t = 20)]
+    moves: u64,
 }
 
 const MIB: usize = 1 << 20;
@@ -229,6 +237,36 @@ impl Endpoints {
     }
 }
 
+/// From the order to the last connection on the other port, under load.
+fn moves(connections: usize, count: u64) {
+    let config = Config { depth: 16, receives: 32, receive_bytes: 64, retransmit_permille: 1000, ..Config::default() };
+    let pair = Pair::new(&config);
+    let crowd = Crowd::start(&pair, connections);
+    let mut token = 0;
+    for (name, way) in [
+        ("best", None),
+        ("new vectors", Some(Strategy::DrainedVector)),
+        ("alternate paths", Some(Strategy::AlternatePath)),
+        ("second QPs", Some(Strategy::MakeBeforeBreak)),
+    ] {
+        let (mut all, mut longest) = (Vec::new(), Vec::new());
+        for n in 0..count.next_multiple_of(2) {
+            crowd.wait_for(10 * connections as u64);
+            token += 1;
+            let (took, pause) = crowd.move_all(2 - (n % 2) as u8, way, token);
+            all.push(took.as_secs_f64() * 1e3);
+            longest.push(pause.as_secs_f64() * 1e3);
+        }
+        let most = all.iter().copied().fold(0.0, f64::max);
+        println!(
+            "{connections} moves at once, {name:<15} {:.1} ms in the middle, {most:.1} ms at most, longest pause of one {:.1} ms (aim: 100 ms)",
+            median(all),
+            median(longest)
+        );
+    }
+    crowd.end();
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -236,6 +274,9 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() {
     let options = Options::parse();
+    if options.connections > 0 {
+        moves(options.connections, options.moves);
+    }
     let ends = raw_pair();
     let through = [Through(&ends[0]), Through(&ends[1])];
     let direct = [Direct::new(&ends[0]), Direct::new(&ends[1])];

@@ -59,6 +59,11 @@ fn moves_by_a_new_vector_under_load_lose_repeat_and_reorder_nothing() {
 }
 
 #[test]
+fn moves_by_an_alternate_path_under_load_lose_repeat_and_reorder_nothing() {
+    moves(400, Some(Strategy::AlternatePath));
+}
+
+#[test]
 fn ten_thousand_moves_in_the_best_way_under_load_lose_repeat_and_reorder_nothing() {
     moves(long_run(), None);
 }
@@ -95,13 +100,14 @@ fn moves(count: u64, strategy: Option<Strategy>) {
     );
     for (side, statistics) in [("client", client.statistics()), ("server", server.statistics())] {
         assert_eq!(statistics.rebuilds, 0, "{side}: a move broke a QP");
-        let (moves, turned) = match strategy {
-            // A second QP is one on both sides.
-            Some(Strategy::MakeBeforeBreak) => (count, 0),
+        let (moves, turned, migrated) = match strategy {
+            // A second QP is one on both sides, and so is an alternate path.
+            Some(Strategy::MakeBeforeBreak) => (count, 0, 0),
+            Some(Strategy::AlternatePath) => (count, 0, count),
             // The peer's source port is not this side's affair.
-            _ => (count / 4 * 3, count / 4 * 3),
+            _ => (count / 4 * 3, count / 4 * 3, 0),
         };
-        assert_eq!((statistics.moves, statistics.turned), (moves, turned), "{side}");
+        assert_eq!((statistics.moves, statistics.turned, statistics.migrated), (moves, turned, migrated), "{side}");
     }
 }
 

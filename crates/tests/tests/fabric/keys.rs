@@ -3,14 +3,14 @@
 use scalefabric_fabric::directory::{
     ConnectionId, ConnectionRecord, Directory, FencingToken, Order, OrderId, OrderResult, ServiceAddress,
 };
-use scalefabric_fabric::endpoint::{Completion, Config, Connection, Fabric, Operation, Piece, Remote, Target};
+use scalefabric_fabric::endpoint::{Completion, Config, Connection, Fabric, Injected, Operation, Remote, Target};
 use scalefabric_fabric::exchange::Tcp;
 use scalefabric_fabric::pool::{Buffer, PageKind, Pool, PoolConfig, Zeroing};
 use scalefabric_fabric::remote::{Area, Far};
-use scalefabric_fabric::session::{Action, Body, Input, MemoryOffer, Message, VERSION};
+use scalefabric_fabric::session::{Action, Body, Change, Input, MemoryOffer, Message, Strategy, VERSION};
 use scalefabric_fabric::{FabricError, Fault, Local, Outcome};
-use scalefabric_tests::fabric::{PATIENCE, Pair, provider};
-use scalefabric_verbs::{PKey, WcStatus};
+use scalefabric_tests::fabric::{PATIENCE, Pair, piece, pool, provider};
+use scalefabric_verbs::{AccessFlags, PKey, WcStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,23 +19,58 @@ fn config() -> Config {
     Config { depth: 64, receives: 64, receive_bytes: 64, ..Config::default() }
 }
 
-fn pool(fabric: &Fabric) -> Pool {
-    let config = PoolConfig {
-        initial_bytes: 2 << 20,
-        arena_bytes: 2 << 20,
-        best_pages: PageKind::Plain,
-        zeroing: Zeroing::OnAlloc,
-        ..PoolConfig::default()
-    };
-    Pool::new(&[fabric.protection_domain().clone()], config).unwrap()
+fn pool_for_windows(fabric: &Fabric) -> Pool {
+    let (initial_bytes, best_pages) = (4 << 20, PageKind::Plain);
+    let access = PoolConfig::default().access | AccessFlags::MW_BIND;
+    let config = PoolConfig { initial_bytes, best_pages, access, zeroing: Zeroing::OnAlloc, ..PoolConfig::default() };
+    Pool::new(&fabric.protection_domains(), config).unwrap()
+}
+
+/// QPs fail and connections move while the peer reads and writes what it was lent by windows: each time they are bound anew, and no honest operation fails.
+#[test]
+fn windows_follow_their_connection_through_rebuilds_and_moves() {
+    let pair = Pair::new(&Config { lend_by_windows: true, retransmit_permille: 1000, ..config() });
+    let (client, server) = pair.connect();
+    let (theirs, ours) = (pool_for_windows(&pair.server), pool(&pair.client));
+    pair.server.rotate_keys_of(&theirs);
+    let (memory, local) = (buffer(&theirs), buffer(&ours));
+    server.lend(1, memory.clone(), 0, 4096).unwrap();
+    let mut adds = 0;
+    for n in 0..40u64 {
+        match n % 4 {
+            0 => client.inject(Injected::QpError).unwrap(),
+            1 => {
+                let path = server.record().unwrap().alternatives.first().cloned().unwrap();
+                let change = Change {
+                    path,
+                    peer_path: None,
+                    strategy: Some(Strategy::MakeBeforeBreak),
+                    token: FencingToken(n),
+                    reason: "test".into(),
+                };
+                drop(server.begin_move(change).unwrap());
+            }
+            2 => {
+                pair.server.rotate_keys(PATIENCE).unwrap();
+            }
+            _ => server.inject(Injected::QpError).unwrap(),
+        }
+        for _ in 0..5 {
+            let outcome = client.execute(Operation::fetch_add(&piece(&local, 0, 8), lent(0), 1)).unwrap();
+            // The value may be lost with a QP; the add is not.
+            assert!(matches!(outcome, Outcome::Done(_) | Outcome::InDoubt(_)), "{n}: {outcome:?}");
+            adds += 1;
+            let from = piece(&local, 64, 64);
+            let write = Operation::write(&from, lent(64)).idempotent();
+            assert!(client.execute(write).unwrap().is_done(), "{n}");
+        }
+    }
+    assert_eq!(memory.load_u64(0).unwrap(), adds);
+    assert!(server.statistics().rebuilds > 0 && server.statistics().moves > 0, "{:?}", server.statistics());
 }
 
 fn buffer(pool: &Pool) -> Arc<Buffer> {
     Arc::new(pool.alloc_aligned(4096, 4096).unwrap())
-}
-
-fn piece(buffer: &Arc<Buffer>, offset: usize, length: usize) -> Piece {
-    Piece::new(buffer.clone() as Arc<dyn Local>, offset, length)
 }
 
 fn lent(offset: u64) -> Remote {
@@ -79,14 +114,26 @@ fn load(connection: &Connection, local: &Arc<Buffer>, stop: &AtomicBool, done: &
 
 #[test]
 fn keys_made_anew_under_load_fail_no_honest_operation_and_shut_out_who_shows_an_old_one() {
-    let pair = Pair::new(&config());
+    made_anew_under_load(false);
+}
+
+/// The registration stays: its own key is the same all the while, and nobody was told it.
+#[test]
+fn windows_bound_anew_under_load_fail_no_honest_operation_and_shut_out_who_shows_an_old_key() {
+    made_anew_under_load(true);
+}
+
+fn made_anew_under_load(by_windows: bool) {
+    let pair = Pair::new(&Config { lend_by_windows: by_windows, ..config() });
     let (client, server) = pair.connect();
-    let (theirs, ours) = (pool(&pair.server), pool(&pair.client));
+    let theirs = if by_windows { pool_for_windows(&pair.server) } else { pool(&pair.server) };
+    let ours = pool(&pair.client);
     pair.server.rotate_keys_of(&theirs);
     pair.client.rotate_keys_of(&ours);
     let memory = buffer(&theirs);
     server.lend(1, memory.clone(), 0, 4096).unwrap();
     let mut keys = vec![client.offered(1, Some(PATIENCE)).unwrap().unwrap()];
+    let of_registration = memory.remote(0, 4096).unwrap().rkey;
     let local = buffer(&ours);
     let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let loading = {
@@ -116,10 +163,17 @@ fn keys_made_anew_under_load_fail_no_honest_operation_and_shut_out_who_shows_an_
     assert!(keys.windows(2).all(|two| two[0].addr == two[1].addr && two[0].rkey != two[1].rkey));
     let (last, old) = keys.split_last().unwrap();
     let raw = |range| client.execute(Operation::read(&piece(&local, 0, 64), range)).unwrap();
+    assert!(raw(*last).is_done());
     for range in [old[0], old[old.len() - 1]] {
         assert!(matches!(raw(range), Outcome::NotDone(WcStatus::RemAccessErr)));
     }
-    assert!(raw(*last).is_done());
+    assert_eq!(memory.remote(0, 4096).unwrap().rkey == of_registration, by_windows);
+    if by_windows {
+        assert!(keys.iter().all(|key| key.rkey != of_registration));
+        // A window is its QP's, and that was made anew.
+        assert!(matches!(raw(*last), Outcome::NotDone(WcStatus::RemAccessErr)));
+    }
+    assert!(raw(client.offered(1, Some(PATIENCE)).unwrap().unwrap()).is_done());
     assert!(client.execute(Operation::read(&piece(&local, 0, 64), lent(0))).unwrap().is_done());
 }
 
@@ -316,7 +370,8 @@ fn no_text_about_memory_connections_or_failures_shows_a_key() {
     let memory = buffer(&pool);
     server.lend(1, memory.clone(), 0, 4096).unwrap();
     let range = client.offered(1, Some(PATIENCE)).unwrap().unwrap();
-    let (id, offer) = (ConnectionId { origin: "a".into(), serial: 1 }, MemoryOffer { id: 1, range });
+    let (id, offer) =
+        (ConnectionId { origin: "a".into(), serial: 1 }, MemoryOffer { id: 1, domain: 0, lane: None, range });
     let body = Body::Memory { round: 1, offers: vec![offer] };
     let message = Message { version: VERSION, connection: id, from: "a".into(), body: body.clone() };
     let ours = self::pool(&pair.client);

@@ -2,7 +2,8 @@
 
 use scalefabric_fabric::Outcome;
 use scalefabric_fabric::endpoint::{Completion, Connection, Operation, Remote};
-use scalefabric_tests::fabric::{PATIENCE, Pair, Region};
+use scalefabric_fabric::pool::Buffer;
+use scalefabric_tests::fabric::{PATIENCE, Pair, buffer, piece};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -18,7 +19,7 @@ pub struct Load {
 }
 
 impl Load {
-    pub fn start(from: &Connection, to: &Connection, word: Arc<Region>, counter: Arc<Region>) -> Self {
+    pub fn start(from: &Connection, to: &Connection, word: Arc<Buffer>, counter: Arc<Buffer>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let received = Arc::new(AtomicU64::new(0));
         let longest_gap_ns = Arc::new(AtomicU64::new(0));
@@ -45,7 +46,7 @@ impl Load {
                     last = now;
                     received.store(next, Ordering::Relaxed);
                     // What was posted before a message is there when it comes.
-                    assert!(counter.0.load_u64(0).unwrap() > number, "the add before message {number} is missing");
+                    assert!(counter.load_u64(0).unwrap() > number, "the add before message {number} is missing");
                 }
             })
         };
@@ -74,14 +75,14 @@ impl Load {
     }
 }
 
-fn send(from: &Connection, word: &Arc<Region>, stop: &AtomicBool) -> u64 {
+fn send(from: &Connection, word: &Arc<Buffer>, stop: &AtomicBool) -> u64 {
     let mut number = 0u64;
     let mut done = 0u64;
     let (mut added, mut in_doubt) = (0u64, 0u64);
     let mut out = [Completion::default(); 16];
     while !stop.load(Ordering::Relaxed) {
         let bytes = number.to_le_bytes();
-        let piece = word.piece(0, 8);
+        let piece = piece(word, 0, 8);
         let pair = [
             Operation::fetch_add(&piece, Remote::Offered { id: 1, offset: 0 }, 1).context(u64::MAX),
             Operation::send(&bytes).context(number),
@@ -134,20 +135,20 @@ fn send(from: &Connection, word: &Arc<Region>, stop: &AtomicBool) -> u64 {
 /// Load in both directions of a connection.
 pub struct Loads {
     pub ways: [Load; 2],
-    counters: [Arc<Region>; 2],
+    counters: [Arc<Buffer>; 2],
 }
 
 impl Loads {
     pub fn start(pair: &Pair, client: &Connection, server: &Connection) -> Self {
-        let counters = [Region::new(&pair.server, 8), Region::new(&pair.client, 8)];
-        server.offer(1, counters[0].range()).unwrap();
-        client.offer(1, counters[1].range()).unwrap();
+        let counters = [buffer(&pair.server, 8), buffer(&pair.client, 8)];
+        server.lend(1, counters[0].clone(), 0, 8).unwrap();
+        client.lend(1, counters[1].clone(), 0, 8).unwrap();
         for side in [client, server] {
             side.offered(1, Some(PATIENCE)).unwrap().unwrap();
         }
         let ways = [
-            Load::start(client, server, Region::new(&pair.client, 8), counters[0].clone()),
-            Load::start(server, client, Region::new(&pair.server, 8), counters[1].clone()),
+            Load::start(client, server, buffer(&pair.client, 8), counters[0].clone()),
+            Load::start(server, client, buffer(&pair.server, 8), counters[1].clone()),
         ];
         Self { ways, counters }
     }
@@ -167,7 +168,7 @@ impl Loads {
         for (load, counter) in self.ways.into_iter().zip(&self.counters) {
             let sent = load.end();
             // Each add had its effect exactly once, those in doubt included: on this backend none is repeated.
-            assert_eq!(counter.0.load_u64(0).unwrap(), sent);
+            assert_eq!(counter.load_u64(0).unwrap(), sent);
             all += sent;
         }
         all

@@ -22,7 +22,7 @@ fn port_of(connection: &Connection) -> u8 {
     connection.record().unwrap().path.port_num
 }
 
-fn wait_until(what: &str, sides: &[&Connection], done: impl Fn() -> bool) {
+pub fn wait_until(what: &str, sides: &[&Connection], done: impl Fn() -> bool) {
     let begun = Instant::now();
     let all = || sides.iter().map(|side| (side.record(), side.statistics())).collect::<Vec<_>>();
     while !done() {

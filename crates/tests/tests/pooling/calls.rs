@@ -1,8 +1,9 @@
 //! Calls over an SRQ of 1,024 receives, for all connections together: each caller has its share of them as its window, so that no call meets an empty queue.
 
-use crate::{Device, PATIENCE, connect, pool};
+use crate::{Device, PATIENCE, connect};
 use scalefabric_fabric::endpoint::Config;
 use scalefabric_fabric::remote::rpc::{self, Caller, Line, RECEIVES, Server};
+use scalefabric_tests::fabric::pool;
 use std::sync::Arc;
 
 const CALLERS: usize = 16;

@@ -8,7 +8,6 @@ mod xrc;
 
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Target};
 use scalefabric_fabric::exchange::Tcp;
-use scalefabric_fabric::pool::{PageKind, Pool, PoolConfig, Zeroing};
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_nic::resources::{QpResource, SrqResource};
@@ -68,15 +67,4 @@ pub(crate) fn connect(from: &Fabric, to: &Fabric, listener: &Listener) -> (Conne
     let target = Target::at(to.addresses()[0].clone(), "service");
     let connection = from.connect(&target).unwrap();
     (connection, listener.accept(Some(PATIENCE)).unwrap().expect("the peer is connected"))
-}
-
-pub(crate) fn pool(fabric: &Fabric) -> Pool {
-    let config = PoolConfig {
-        initial_bytes: 4 << 20,
-        arena_bytes: 4 << 20,
-        best_pages: PageKind::Plain,
-        zeroing: Zeroing::OnAlloc,
-        ..PoolConfig::default()
-    };
-    Pool::new(&[fabric.protection_domain().clone()], config).unwrap()
 }

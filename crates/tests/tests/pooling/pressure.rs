@@ -1,29 +1,23 @@
 //! A memory node that publishes how busy its port is, and compute nodes that READ it over their connection: while the node is busy they pause and queue for its locks;
 //! when it is calm they go on as before.
 
-use crate::{Device, PATIENCE, connect, pool};
+use crate::{Device, PATIENCE, connect};
 use scalefabric_fabric::Local;
 use scalefabric_fabric::endpoint::{Config, Remote};
 use scalefabric_fabric::remote::publish::{
     Beat, Follower, LockStrategy, Pace, Publisher, PublisherLoop, Reader, STANDARD, slot_bytes, standard,
 };
 use scalefabric_fabric::remote::{Area, Far, StripedLocks};
+use scalefabric_tests::eventually;
+use scalefabric_tests::fabric::pool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bits per second that the port is said to have: far less than the load makes, far more than looking at the slot does.
 const CAPACITY_BPS: u64 = 40_000_000;
 
 const PIECE: usize = 64 << 10;
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "it never came: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 #[test]
 fn a_busy_memory_node_makes_its_readers_back_off_and_queue_for_locks_until_it_is_calm() {

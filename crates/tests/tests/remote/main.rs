@@ -3,7 +3,7 @@
 use scalefabric_fabric::Local;
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Listener, Remote, Target};
 use scalefabric_fabric::exchange::Tcp;
-use scalefabric_fabric::pool::{Buffer, PageKind, Pool, PoolConfig, Zeroing};
+use scalefabric_fabric::pool::{Buffer, Pool};
 use scalefabric_fabric::remote::rpc::{self, Caller, Line, Server};
 use scalefabric_fabric::remote::{
     Cells, Far, Fence, Lease, LeaseTerm, MailboxOwner, MailboxSender, RingReader, RingWriter, SlotShape, StripedLocks,
@@ -11,6 +11,7 @@ use scalefabric_fabric::remote::{
 };
 use scalefabric_nic::options::{DeviceOptions, Options, PortOptions};
 use scalefabric_nic::provider::SoftwareProvider;
+use scalefabric_tests::fabric::pool;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -40,17 +41,6 @@ struct Stage {
     listener: Listener,
     server_pool: Pool,
     client_pool: Pool,
-}
-
-fn pool(fabric: &Fabric) -> Pool {
-    let config = PoolConfig {
-        initial_bytes: 4 << 20,
-        arena_bytes: 4 << 20,
-        best_pages: PageKind::Plain,
-        zeroing: Zeroing::OnAlloc,
-        ..PoolConfig::default()
-    };
-    Pool::new(&[fabric.protection_domain().clone()], config).unwrap()
 }
 
 impl Stage {

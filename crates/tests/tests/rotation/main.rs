@@ -11,9 +11,8 @@ use scalefabric_control::store::Embedded;
 use scalefabric_fabric::Local;
 use scalefabric_fabric::endpoint::{Config, Fabric, Operation, Piece, Remote, Target};
 use scalefabric_fabric::exchange::Tcp;
-use scalefabric_fabric::pool::{PageKind, Pool, PoolConfig};
-use scalefabric_tests::fabric::{PATIENCE, provider};
-use std::path::PathBuf;
+use scalefabric_tests::fabric::{PATIENCE, pool, provider};
+use scalefabric_tests::{Folder, eventually};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,39 +29,14 @@ impl PortSource for Nothing {
     }
 }
 
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..6000 {
-        if is_so() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("it never came: {what}");
-}
-
-fn pool(fabric: &Fabric) -> Pool {
-    let (initial_bytes, best_pages) = (2 << 20, PageKind::Plain);
-    let config = PoolConfig { initial_bytes, best_pages, ..PoolConfig::default() };
-    Pool::new(&[fabric.protection_domain().clone()], config).unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_to_rotate_reaches_the_memory_that_a_process_lends() {
-    let folder = Folder(std::env::temp_dir().join(format!("sfab-rotation-{}", std::process::id())));
-    std::fs::create_dir_all(&folder.0).unwrap();
+    let folder = Folder::new("rotation");
     let clock: Arc<dyn Clock> = Arc::new(Machine::default());
-    let store = Arc::new(Embedded::open(&folder.0.join("store"), clock.clone()).unwrap());
+    let store = Arc::new(Embedded::open(&folder.join("store"), clock.clone()).unwrap());
     let replica = Replica::start(Settings::local("control1"), store, clock.clone()).await.unwrap();
     replica.ready().await.unwrap();
-    let socket = folder.0.join("agent.sock");
+    let socket = folder.join("agent.sock");
     let settings = agent::Settings {
         node: "memory1".into(),
         control: vec![format!("http://{}", replica.grpc)],
@@ -74,10 +48,10 @@ async fn an_order_to_rotate_reaches_the_memory_that_a_process_lends() {
         lldpctl: None,
     };
     let agent = Agent::start(settings, Box::new(Nothing), clock).unwrap();
-    eventually("the agent has joined", || agent.state().replica.is_some()).await;
+    eventually("the agent has joined", || agent.state().replica.is_some());
     let settings = client::Settings { socket, memory: None, ..client::Settings::default() };
     let directory = Arc::new(AgentDirectory::new(&settings).unwrap());
-    eventually("the process is there", || agent.state().processes == 1).await;
+    eventually("the process is there", || agent.state().processes == 1);
 
     let config = Config { depth: 16, receives: 16, ..Config::default() };
     let build = |node: &str| {
@@ -97,7 +71,7 @@ async fn an_order_to_rotate_reaches_the_memory_that_a_process_lends() {
     let shared = &replica.shared;
     let mut held = shared.rebalance.held();
     held.wait_for(Option::is_some).await.unwrap();
-    eventually("the node is there", || shared.index.node("memory1").is_some()).await;
+    eventually("the node is there", || shared.index.node("memory1").is_some());
     let begun = rotation::begin(shared, Scope::Node("memory1".into()), 30_000, "test", "an audit").await.unwrap();
     let serial = begun.expect("somebody gives orders").serial;
     let mut record = rotation::look(shared, serial).await.unwrap().unwrap();

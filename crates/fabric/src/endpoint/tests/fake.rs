@@ -1,6 +1,6 @@
 //! QPs that execute what is posted when the test says so: reliable and in order, as clause 9.7 wants, with any distance between what was executed and what was
 //! acknowledged. They hold no bytes; messages are told apart by their immediate data, one-sided operations by their address. They hear only who comes from
-//! where they send to, and in SQD they finish what was begun and begin nothing.
+//! where they send to, in SQD they finish what was begun and begin nothing, and they migrate as clause 17.2.8 has it.
 
 use scalefabric_verbs::*;
 use std::any::Any;
@@ -133,6 +133,9 @@ struct Inside {
     peer: u32,
     sgid: Gid,
     dgid: Gid,
+    /// The addresses of the alternate path.
+    alternate: (Gid, Gid),
+    migration: MigState,
     /// In SQD: so many of `out` were begun.
     begun: Option<usize>,
     /// Posted and not acknowledged; the first `executed` of them were executed at the peer.
@@ -157,6 +160,8 @@ impl FakeQp {
             peer: 0,
             sgid,
             dgid: Gid::ZERO,
+            alternate: (Gid::ZERO, Gid::ZERO),
+            migration: MigState::Migrated,
             begun: None,
             out: VecDeque::new(),
             executed: 0,
@@ -197,6 +202,35 @@ impl FakeQp {
             (inside.sgid, inside.dgid) = (sgid, dgid);
         }
         drained
+    }
+
+    /// Loads an alternate path.
+    pub fn load(&self, sgid: Gid, dgid: Gid) {
+        let mut inside = self.inside.lock().unwrap();
+        (inside.alternate, inside.migration) = ((sgid, dgid), MigState::Rearm);
+    }
+
+    pub fn unload(&self) {
+        let mut inside = self.inside.lock().unwrap();
+        // One that is armed belongs to a leader that rebuilds: it goes soon.
+        if inside.migration == MigState::Rearm {
+            inside.migration = MigState::Migrated;
+        }
+    }
+
+    pub fn migration(&self) -> MigState {
+        self.inside.lock().unwrap().migration
+    }
+
+    /// Primary and alternate path change places; only an armed QP does.
+    pub fn migrate(&self) -> bool {
+        self.inside.lock().unwrap().migrate()
+    }
+
+    /// Whether it is armed, and its alternate path leads to where the peer is now: the peer's next packet takes it there.
+    pub fn follows(&self, peer: &FakeQp) -> bool {
+        let (here, there) = (self.inside.lock().unwrap(), peer.inside.lock().unwrap());
+        here.migration == MigState::Armed && here.alternate == (there.dgid, there.sgid)
     }
 
     /// Back to RTS.
@@ -240,6 +274,11 @@ impl FakeQp {
 
     /// Executes the next operation at the peer's QP; what it did.
     pub fn execute(&self, peer: &FakeQp) -> Option<Effect> {
+        // A peer that is armed follows.
+        let asks = peer.follows(self) && self.migration() == MigState::Migrated && self.is_busy();
+        if asks && peer.is_up() && self.is_up() {
+            peer.migrate();
+        }
         if !self.hears(peer) {
             return None;
         }
@@ -263,12 +302,19 @@ impl FakeQp {
         let (effect, psns) = (next.effect, next.psns);
         there.rq_psn = (there.rq_psn + psns) & 0xff_ffff;
         inside.executed += 1;
+        if inside.migration != MigState::Migrated && there.migration == MigState::Rearm {
+            there.migration = MigState::Armed;
+        }
         Some(effect)
     }
 
-    /// An acknowledgement of everything that was executed comes back.
-    pub fn acknowledge(&self) {
+    /// An acknowledgement of everything that was executed comes back from the peer, if it is there.
+    pub fn acknowledge(&self, peer: Option<&FakeQp>) {
+        let armed = peer.is_some_and(|peer| self.hears(peer) && peer.migration() != MigState::Migrated);
         let mut inside = self.inside.lock().unwrap();
+        if armed && inside.executed > 0 && inside.migration == MigState::Rearm {
+            inside.migration = MigState::Armed;
+        }
         if !matches!(inside.state, QpState::Rts | QpState::Sqd) {
             return;
         }
@@ -295,6 +341,18 @@ impl FakeQp {
     fn complete(&self, wr_id: u64, status: WcStatus) {
         let qp_num = Qpn::new(self.qp_num);
         self.send_cq.0.lock().unwrap().push_back(WorkCompletion { wr_id, status, qp_num, ..WorkCompletion::default() });
+    }
+}
+
+impl Inside {
+    fn migrate(&mut self) -> bool {
+        let armed = self.migration == MigState::Armed;
+        if armed {
+            let primary = (self.sgid, self.dgid);
+            (self.sgid, self.dgid) = std::mem::replace(&mut self.alternate, primary);
+            self.migration = MigState::Migrated;
+        }
+        armed
     }
 }
 

@@ -92,7 +92,7 @@ impl World {
             Some(Heard::Down(port_num)) => self.hear_port_down(s, port_num),
             Some(Heard::Up) => self.leave_dead_port(s),
             Some(Heard::Returned(port_num, changes)) if self.ports.changes[s][usize::from(port_num) - 1] == changes => {
-                self.sides[s].home.port_returned(port_num, self.now);
+                self.sides[s].home.port_returned("d", port_num, self.now);
             }
             Some(Heard::Returned(..)) | None => {}
         }
@@ -101,7 +101,7 @@ impl World {
     fn hear_port_down(&mut self, s: usize, port_num: u8) {
         let other = self.ports.is_up(s, 3 - port_num);
         let side = &mut self.sides[s];
-        side.home.port_down(port_num);
+        side.home.port_down("d", port_num);
         if !other {
             return;
         }

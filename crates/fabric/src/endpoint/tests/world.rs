@@ -18,7 +18,7 @@ use crate::path::Path;
 use crate::session::{
     Abilities, Action, Body, Change, Drained, Input, LaneId, Patience, QpOffer, Role, Session, Setup, Strategy,
 };
-use scalefabric_verbs::{Gid, QueuePair, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use scalefabric_verbs::{Gid, MigState, QueuePair, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -71,9 +71,13 @@ pub struct Side {
     recv_cq: Arc<FakeCq>,
     srq: Arc<FakeSrq>,
     pub lanes: BTreeMap<LaneId, (Path, Arc<FakeQp>)>,
+    /// What was loaded.
+    alternate: Option<Path>,
     hand_over: Option<LaneId>,
     /// The QP that drains, and whether it goes on as soon as it has.
     draining: Option<(LaneId, bool)>,
+    /// The QP that is to migrate, and the operation whose end says that its peer is armed.
+    migrating: Option<(LaneId, Option<u64>)>,
     pub inputs: VecDeque<Input>,
     broken_told: bool,
     pub path: Option<Path>,
@@ -114,6 +118,8 @@ pub struct World {
     pub moves: u64,
     /// Those that kept the QP.
     pub turns: u64,
+    /// Those that did not drain it either.
+    pub migrations: u64,
     /// Orders that were answered as done.
     pub done: u64,
     pub rebuilds: u64,
@@ -127,19 +133,24 @@ impl World {
         let patience = Patience { give_up_ns: 60_000 * MS, connect_ns: 60_000 * MS, ..Patience::default() };
         let mut dice = Dice::new(seed);
         let can = [dice.below(4) > 0, dice.below(4) > 0];
+        let loads = [dice.below(4) > 0, dice.below(4) > 0];
         let setup = |role: Role, seed| Setup {
             role,
             service: "s".into(),
             tenant: String::new(),
             path: None,
             patience,
-            abilities: Abilities { drained_vector: can[usize::from(role == Role::Follower)] },
+            abilities: Abilities {
+                drained_vector: can[usize::from(role == Role::Follower)],
+                alternate_path: loads[usize::from(role == Role::Follower)],
+            },
             seed,
         };
         let side = |role| {
             let (send_cq, recv_cq, srq) = <(Arc<FakeCq>, Arc<FakeCq>, Arc<FakeSrq>)>::default();
             let pool = ReceivePool::of(srq.clone(), Arc::new(FakeRegion), 16, 64).unwrap();
-            let bounds = Bounds { max_inline: 64, max_rd_atomic: 4, peer_receive_bytes: 64, keys: 0, xrc_srqn: None };
+            let bounds =
+                Bounds { max_inline: 64, max_rd_atomic: 4, peer_receive_bytes: 64, keys: 0, domain: 0, xrc_srqn: None };
             Side {
                 session: Some(Session::new(setup(role, seed), 0)),
                 sender: Sender::new(send_cq.clone(), 16, bounds),
@@ -148,8 +159,10 @@ impl World {
                 recv_cq,
                 srq,
                 lanes: BTreeMap::new(),
+                alternate: None,
                 hand_over: None,
                 draining: None,
+                migrating: None,
                 inputs: VecDeque::new(),
                 broken_told: false,
                 path: None,
@@ -178,6 +191,7 @@ impl World {
             steady: false,
             moves: 0,
             turns: 0,
+            migrations: 0,
             done: 0,
             rebuilds: 0,
             trace: std::env::var("FABRIC_TRACE").is_ok(),
@@ -238,9 +252,10 @@ impl World {
         }
         let both = s == 0 && self.dice.below(3) == 0;
         let peer_path = both.then(|| super::ports::path(1, 1 + self.dice.below(2) as u8));
-        let strategy = match self.dice.below(4) {
+        let strategy = match self.dice.below(5) {
             0 => Some(Strategy::MakeBeforeBreak),
             1 => Some(Strategy::DrainedVector),
+            2 => Some(Strategy::AlternatePath),
             _ => None,
         };
         let token = FencingToken(1);
@@ -288,9 +303,11 @@ impl World {
     fn starve(&mut self) {
         for (s, qp) in self.qps.values() {
             let reached = self.qps.get(&qp.peer()).is_some_and(|(_, peer)| {
-                qp.hears(peer) && self.ports.carries(*s, qp.sgid()) && self.ports.carries(1 - s, peer.sgid())
+                (qp.hears(peer) || peer.follows(qp))
+                    && self.ports.carries(*s, qp.sgid())
+                    && self.ports.carries(1 - s, peer.sgid())
             });
-            if qp.is_up() && qp.is_busy() && !reached && self.dice.below(4) == 0 {
+            if qp.is_up() && qp.is_busy() && !reached && self.dice.below(4) == 0 && !qp.migrate() {
                 qp.fail(WcStatus::RetryExcErr);
             }
         }
@@ -301,7 +318,10 @@ impl World {
         let deaf = |(_, qp): &&(usize, Arc<FakeQp>)| {
             qp.is_up()
                 && qp.is_busy()
-                && self.qps.get(&qp.peer()).is_some_and(|(_, peer)| peer.is_up() && !qp.hears(peer))
+                && self
+                    .qps
+                    .get(&qp.peer())
+                    .is_some_and(|(_, peer)| peer.is_up() && !qp.hears(peer) && !qp.follows(peer) && !peer.follows(qp))
         };
         self.qps.values().filter(deaf).count()
     }
@@ -349,7 +369,7 @@ impl World {
     fn acknowledge(&mut self) {
         for (s, qp) in self.qps.values() {
             if self.dice.below(2) == 0 && self.ports.carries(*s, qp.sgid()) {
-                qp.acknowledge();
+                qp.acknowledge(self.qps.get(&qp.peer()).map(|(_, peer)| &**peer));
             }
         }
     }
@@ -392,6 +412,49 @@ impl World {
             }
         }
         side.take();
+        self.look_at_migration(s);
+    }
+
+    /// As `alternate` has it.
+    fn look_at_migration(&mut self, s: usize) {
+        let side = &mut self.sides[s];
+        let Some((lane, probe)) = side.migrating else { return };
+        let leads = side.session.as_ref().is_some_and(|session| session.role() == Role::Leader);
+        let Some((_, qp)) = side.lanes.get(&lane).filter(|(_, qp)| qp.is_up()) else {
+            side.migrating = None;
+            return side.inputs.push_back(Input::Broken { lane, reason: "failed before it migrated".into() });
+        };
+        let armed = qp.migration() == MigState::Armed && (!leads || probe.is_some_and(|n| side.sender.has_ended(n)));
+        if qp.migration() != MigState::Migrated && !(armed && qp.migrate()) {
+            if probe.is_none() {
+                side.migrating = Some((lane, side.sender.probe()));
+            }
+            return;
+        }
+        side.migrating = None;
+        if let (Some(path), Some((present, _))) = (side.alternate.take(), side.lanes.get_mut(&lane)) {
+            *present = path;
+        }
+        (self.moves, self.migrations) = (self.moves + 1, self.migrations + 1);
+        side.take_path(lane);
+        side.sender.probe();
+        side.inputs.push_back(Input::Vectored { lane });
+        self.leave_dead_port(s);
+    }
+
+    fn load(&mut self, s: usize, lane: LaneId, path: Option<Path>, dgid: Option<std::net::Ipv6Addr>) {
+        let refused = !self.calm && self.dice.below(30) == 0;
+        let side = &mut self.sides[s];
+        let Some((present, qp)) = side.lanes.get(&lane) else { return };
+        let mut path = path.unwrap_or_else(|| present.clone());
+        path.dgid = dgid.map_or(present.dgid, |gid| Gid(gid.octets()));
+        if !refused && self.ports.is_up(s, path.port_num) && qp.is_up() {
+            qp.load(path.sgid, path.dgid);
+            side.alternate = Some(path);
+            side.inputs.push_back(Input::Loaded { lane });
+        } else {
+            side.inputs.push_back(Input::NotVectored { lane, reason: "refused".into() });
+        }
     }
 
     fn wait(&mut self) {
@@ -474,7 +537,7 @@ impl World {
                     peer.received = peer.received.saturating_sub(1).max(side.sender.executed);
                 }
                 let (executed, posted) = (side.sender.executed, side.sender.messages);
-                match resolve(&mut side.sender.log, &peer, executed, posted, 0, |_| None) {
+                match resolve(&mut side.sender.log, &peer, executed, posted, 0, |_, _| false) {
                     Ok(_) => side.sender.restart(peer.received),
                     Err(reason) => side.inputs.push_back(Input::Contradicted { reason }),
                 }
@@ -503,6 +566,15 @@ impl World {
             }
             Action::Drain { lane, path } => self.drain(s, lane, path),
             Action::Vector { lane, path, dgid } => self.vector(s, lane, path, dgid),
+            Action::Load { lane, path, dgid } => self.load(s, lane, path, dgid),
+            Action::Migrate { lane } => self.sides[s].migrating = Some((lane, None)),
+            Action::Unload { lane } => {
+                let side = &mut self.sides[s];
+                (side.migrating, side.alternate) = (None, None);
+                if let Some((_, qp)) = side.lanes.get(&lane) {
+                    qp.unload();
+                }
+            }
             Action::Resume { lane } => {
                 let side = &mut self.sides[s];
                 side.draining = None;
@@ -550,7 +622,7 @@ impl World {
         let number = self.next_qp;
         let side = &mut self.sides[s];
         let qp = FakeQp::new(number, path.sgid, &side.send_cq, &side.recv_cq, &side.srq);
-        side.receiver.add(lane, number);
+        side.receiver.add(lane, 0, number);
         side.inputs.push_back(Input::Made { lane, qp: offer(number, path.sgid) });
         side.lanes.insert(lane, (path, qp.clone()));
         self.qps.insert(number, (s, qp));
@@ -592,12 +664,12 @@ impl World {
         side.broken_told = false;
         side.take_path(lane);
         let psn = offer(qp.qp_num().get(), Gid::ZERO).psn;
-        side.sender.use_lane(Outlet { lane, qp, psn, mtu: 1024, max_rd_atomic: 4 });
+        side.sender.use_lane(Outlet { lane, domain: 0, peer_domain: 0, qp, psn, mtu: 1024, max_rd_atomic: 4 });
     }
 
     fn stop(&mut self, s: usize) {
         let side = &mut self.sides[s];
-        (side.hand_over, side.draining) = (None, None);
+        (side.hand_over, side.draining, side.migrating, side.alternate) = (None, None, None, None);
         side.sender.drop_lane();
         let mut executed = Vec::new();
         for (lane, (_, qp)) in &side.lanes {
@@ -695,7 +767,7 @@ impl Side {
         }
         while let Some(arrival) = self.receiver.next() {
             self.received.push(arrival.imm.unwrap_or(u32::MAX));
-            self.receiver.give_back(arrival.slot);
+            self.receiver.give_back(&arrival);
         }
         self.sender.pump();
     }
@@ -714,5 +786,6 @@ fn offer(number: u32, sgid: Gid) -> QpOffer {
         receives: 16,
         port: String::new(),
         srq_num: None,
+        domain: 0,
     }
 }

@@ -1,21 +1,22 @@
 //! How two processes meet that want to speak over XRC: who is there, which domain it is in, at which SRQ; then the initiator's QP for that domain, or the one that it has
-//! already. Five messages over an exchange's channel, which stays open as long as the initiator lives. They hold no key.
+//! already, or in place of one that has failed. Some messages over an exchange's channel, which stays open as long as the initiator lives. They hold no key.
 
 use super::super::link::lock;
 use super::super::service::near;
-use super::trunk::{Begun, Trunk, make_target};
+use super::line::Line;
+use super::trunk::{Begun, Trunk, make_target, queue};
 use super::{Inner, XrcDomain};
-use crate::error::FabricError;
+use crate::error::{FabricError, Fault};
 use crate::exchange::{Channel, Exchange};
-use crate::session::QpOffer;
-use scalefabric_verbs::{Qpn, QueuePair};
+use crate::session::{LaneId, QpOffer};
+use scalefabric_verbs::{PKey, QpAttr, Qpn, QueuePair};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Version of the messages.
-const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// How long each word may take.
 const WORD: Duration = Duration::from_secs(5);
 /// Longest name of a process or a domain, bytes.
@@ -23,19 +24,23 @@ const MAX_NAME: usize = 256;
 
 /// Initiator: I am here.
 #[derive(Serialize, Deserialize)]
-struct Hello {
-    version: u16,
-    from: String,
+pub(super) struct Hello {
+    pub version: u16,
+    pub from: String,
+    /// For whom.
+    pub tenant: String,
 }
 
 /// Member: this is where I am.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Welcome {
-    version: u16,
+    pub version: u16,
     /// Node and process.
     pub from: String,
     /// The same for all processes that one QP may reach.
-    domain: String,
+    pub domain: String,
+    /// What the process offers, as policies name it.
+    pub service: String,
     /// SRQ at which this process is reached.
     pub srq_num: u32,
     /// Longest message that its receives hold.
@@ -45,19 +50,25 @@ pub(in super::super) struct Welcome {
 /// Initiator: how I come in.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
-enum Ask {
+pub(super) enum Ask {
     /// By a new QP.
     Make { qp: QpOffer },
     /// By this target QP, which another process of the domain has made for me.
     Use { target: u32 },
+    /// By a new QP, in place of this one, which has failed: stop it, and say what it had executed.
+    Rebuild { target: u32, qp: QpOffer },
 }
 
 /// Member: come.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
-enum Answer {
+pub(super) enum Answer {
+    /// This is where I am.
+    Welcome(Welcome),
     /// The target QP is there, and waits.
     Made { qp: QpOffer },
+    /// The new target QP is there, and the old one executes nothing any more. `executed`: the PSN that it expected next, on backends that vouch for it.
+    Rebuilt { qp: QpOffer, executed: Option<u32> },
     /// I have it, too.
     Ready,
     /// I do not know that QP: ask for a new one.
@@ -66,22 +77,31 @@ enum Answer {
     Refused { reason: String },
 }
 
-async fn say<T: Serialize>(channel: &mut Box<dyn Channel>, message: &T) -> Result<(), FabricError> {
+pub(super) async fn say<T: Serialize>(channel: &mut Box<dyn Channel>, message: &T) -> Result<(), FabricError> {
     let bytes = serde_json::to_vec(message)
         .map_err(|error| FabricError::misuse(format!("a message cannot be written: {error}")))?;
     channel.send(&bytes).await
 }
 
-async fn hear<T: DeserializeOwned>(channel: &mut Box<dyn Channel>) -> Result<T, FabricError> {
+pub(super) async fn hear<T: DeserializeOwned>(channel: &mut Box<dyn Channel>) -> Result<T, FabricError> {
     let bytes = tokio::time::timeout(WORD, channel.receive())
         .await
         .map_err(|_| FabricError::unreachable("the peer said nothing in time: try again"))??;
-    serde_json::from_slice(&bytes).map_err(|error| {
+    read(&bytes)
+}
+
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FabricError> {
+    serde_json::from_slice(bytes).map_err(|error| {
         FabricError::peer(format!("not a message of XRC pools ({error}): is something else at this address?"))
     })
 }
 
-fn check(version: u16, names: &[&str]) -> Result<(), FabricError> {
+/// A word for which nobody waits.
+async fn hear_some_time<T: DeserializeOwned>(channel: &mut Box<dyn Channel>) -> Result<T, FabricError> {
+    read(&channel.receive().await?)
+}
+
+pub(super) fn check(version: u16, names: &[&str]) -> Result<(), FabricError> {
     if version != VERSION {
         return Err(FabricError::peer(format!(
             "the peer speaks version {version} of the messages of XRC pools, this side {VERSION}: update the older one"
@@ -96,43 +116,44 @@ fn check(version: u16, names: &[&str]) -> Result<(), FabricError> {
 /// The initiator's side.
 pub(super) async fn meet(
     inner: &Arc<Inner>,
-    exchange: &dyn Exchange,
+    exchange: Arc<dyn Exchange>,
     address: &str,
-) -> Result<(Arc<Trunk>, Welcome, Box<dyn Channel>), FabricError> {
-    let mut channel = exchange.dial(address).await?;
-    say(&mut channel, &Hello { version: VERSION, from: inner.shared.origin.clone() }).await?;
-    let welcome: Welcome = hear(&mut channel).await?;
-    check(welcome.version, &[&welcome.from, &welcome.domain])?;
-    if welcome.srq_num > 0xff_ffff {
-        return Err(FabricError::peer(format!("SRQ {:#x} has more than 24 bits", welcome.srq_num)));
-    }
+) -> Result<(Arc<Trunk>, Arc<Line>), FabricError> {
+    let shared = &inner.shared;
+    let line = Arc::new(Line::open(exchange, address, &shared.origin, &shared.config.tenant).await?);
+    let pkey = shared.directory.may_connect(&shared.config.tenant, &line.welcome.service)?;
     // Two who look at once must not both find nothing.
     let _turn = inner.turn.lock().await;
-    let known = lock(&inner.trunks).get(&welcome.domain).cloned().unwrap_or_default();
+    let key = (line.welcome.domain.clone(), pkey);
+    let known = lock(&inner.trunks).get(&key).cloned().unwrap_or_default();
     for trunk in known.into_iter().filter(|trunk| trunk.is_open()) {
-        say(&mut channel, &Ask::Use { target: trunk.target }).await?;
-        match hear(&mut channel).await? {
-            Answer::Ready => return Ok((trunk, welcome, channel)),
+        match line.ask(&Ask::Use { target: trunk.target() }).await? {
+            Answer::Ready => {
+                trunk.add(&line);
+                return Ok((trunk, line));
+            }
             Answer::Unknown => {}
             answer => return Err(refused(answer)),
         }
     }
-    let begun = Begun::new(&inner.shared, near(address))?;
-    say(&mut channel, &Ask::Make { qp: begun.offer.clone() }).await?;
-    let target = match hear(&mut channel).await? {
+    let (channel, cq) = queue(shared)?;
+    let begun = Begun::new(shared, near(address), pkey, &cq)?;
+    let target = match line.ask(&Ask::Make { qp: begun.offer.clone() }).await? {
         Answer::Made { qp } => qp,
         answer => return Err(refused(answer)),
     };
     target.check()?;
-    let trunk = Arc::new(begun.ready(&inner.shared, &target)?);
+    let made = begun.ready(shared, &target, LaneId(1))?;
+    let trunk = Arc::new(Trunk::new(inner, (channel, cq), made, (target.qp_num, pkey, near(address))));
+    trunk.add(&line);
     let mut trunks = lock(&inner.trunks);
-    let of_domain = trunks.entry(welcome.domain.clone()).or_default();
+    let of_domain = trunks.entry(key).or_default();
     of_domain.retain(|trunk| trunk.is_open());
     of_domain.push(trunk.clone());
-    Ok((trunk, welcome, channel))
+    Ok((trunk, line))
 }
 
-fn refused(answer: Answer) -> FabricError {
+pub(super) fn refused(answer: Answer) -> FabricError {
     match answer {
         Answer::Refused { reason } => FabricError::peer(format!("the peer refuses: {reason}")),
         _ => FabricError::peer("the peer's answer does not fit what was asked: it is another version"),
@@ -142,35 +163,35 @@ fn refused(answer: Answer) -> FabricError {
 /// A member's side, until the initiator is gone.
 pub(super) async fn serve(inner: Weak<Inner>, mut channel: Box<dyn Channel>) {
     let Ok(hello) = hear::<Hello>(&mut channel).await else { return };
-    if check(hello.version, &[&hello.from]).is_err() {
+    if check(hello.version, &[&hello.from, &hello.tenant]).is_err() {
         return;
     }
-    let Some(welcome) = inner.upgrade().map(|inner| Welcome {
-        version: VERSION,
-        from: inner.shared.origin.clone(),
-        domain: inner.domain.clone(),
-        srq_num: inner.receives.srq.srq_num().get(),
-        receive_bytes: inner.receives.bytes,
-    }) else {
-        return;
+    let Some(welcome) = inner.upgrade().map(|inner| inner.welcome(&hello.tenant)) else { return };
+    let (welcome, pkey) = match welcome {
+        Ok(welcome) => welcome,
+        Err(error) => {
+            let _ = say(&mut channel, &Answer::Refused { reason: error.message }).await;
+            return;
+        }
     };
-    if say(&mut channel, &welcome).await.is_err() {
+    if say(&mut channel, &Answer::Welcome(welcome)).await.is_err() {
         return;
     }
     let mut held = None;
-    while held.is_none() {
-        let Ok(ask) = hear::<Ask>(&mut channel).await else { return };
+    loop {
+        // The first word comes at once; then its end is what counts, and what it asks when a QP has failed.
+        let ask = if held.is_none() { hear::<Ask>(&mut channel).await } else { hear_some_time(&mut channel).await };
+        let Ok(ask) = ask else { return };
         let Some(inner) = inner.upgrade() else { return };
-        let (answer, target) = inner.answer(&ask, &hello.from);
-        held = target.map(|target| Target { inner: Arc::downgrade(&inner), number: target });
+        let (answer, target) = inner.answer(&ask, &hello.from, pkey);
+        if let Some(number) = target {
+            held = Some(Target { inner: Arc::downgrade(&inner), number });
+        }
         drop(inner);
         if say(&mut channel, &answer).await.is_err() {
             return;
         }
     }
-    // Nothing more is said; its end is what counts.
-    while channel.receive().await.is_ok() {}
-    drop(held);
 }
 
 /// Our hold on a target QP.
@@ -188,21 +209,66 @@ impl Drop for Target {
 }
 
 impl Inner {
-    fn answer(&self, ask: &Ask, from: &str) -> (Answer, Option<u32>) {
-        let (qp, answer) = match ask {
-            Ask::Make { qp } => match qp.check().and_then(|()| make_target(&self.shared, &self.xrcd, qp)) {
-                Ok((qp, offer)) => (qp, Answer::Made { qp: offer }),
-                Err(error) => return (Answer::Refused { reason: error.message }, None),
-            },
+    /// What is told to whom comes for a tenant, and the partition that it is in; refused by policy.
+    fn welcome(&self, tenant: &str) -> Result<(Welcome, PKey), FabricError> {
+        let pkey = self.shared.directory.may_connect(tenant, &self.service)?;
+        let welcome = Welcome {
+            version: VERSION,
+            from: self.shared.origin.clone(),
+            domain: self.domain.clone(),
+            service: self.service.clone(),
+            srq_num: self.receives.srq.srq_num().get(),
+            receive_bytes: self.receives.bytes,
+        };
+        Ok((welcome, pkey))
+    }
+
+    fn answer(&self, ask: &Ask, from: &str, pkey: PKey) -> (Answer, Option<u32>) {
+        let answered = match ask {
+            Ask::Make { qp } => self.make(qp, pkey).map(|(made, qp)| (made, Answer::Made { qp })),
+            Ask::Rebuild { target, qp } => self.stop(*target, from).and_then(|executed| {
+                let (made, qp) = self.make(qp, pkey)?;
+                Ok((made, Answer::Rebuilt { qp, executed }))
+            }),
             Ask::Use { target } => match self.open(*target) {
-                Some(qp) => (qp, Answer::Ready),
+                Some(qp) => self.is_in(&qp, pkey).map(|()| (qp, Answer::Ready)),
                 None => return (Answer::Unknown, None),
             },
         };
+        let (qp, answer) = match answered {
+            Ok(answered) => answered,
+            Err(error) => return (Answer::Refused { reason: error.message }, None),
+        };
         let number = qp.qp_num().get();
         lock(&self.targets).entry(number).or_insert((qp, 0)).1 += 1;
-        lock(&self.names).insert(number, from.to_owned());
+        lock(&self.names).insert(number, from.into());
         (answer, Some(number))
+    }
+
+    fn make(&self, qp: &QpOffer, pkey: PKey) -> Result<(Arc<dyn QueuePair>, QpOffer), FabricError> {
+        qp.check()?;
+        make_target(&self.shared, &self.xrcd, qp, pkey)
+    }
+
+    /// Takes a target to ERR; what it had executed, if the backend vouches for that and it is still there.
+    fn stop(&self, target: u32, from: &str) -> Result<Option<u32>, FabricError> {
+        if lock(&self.names).get(&target).is_some_and(|owner| **owner != *from) {
+            return Err(FabricError::misuse(format!("QP {target:#x} leads in for another process")));
+        }
+        let Some(qp) = self.open(target) else { return Ok(None) };
+        let (attr, mask) = QpAttr::error();
+        qp.modify(&attr, mask)?;
+        let vouches = self.shared.hub().context.rq_psn_is_executed_prefix();
+        Ok(if vouches { qp.query().ok().map(|(attr, _)| attr.rq_psn.get()) } else { None })
+    }
+
+    /// Whether a target is in this partition.
+    fn is_in(&self, qp: &Arc<dyn QueuePair>, pkey: PKey) -> Result<(), FabricError> {
+        let attr = qp.query()?.0;
+        if self.shared.hub().context.query_pkey(attr.port_num, attr.pkey_index)? == pkey {
+            return Ok(());
+        }
+        Err(FabricError::new(Fault::NoAuthority, "the QP is in another partition"))
     }
 
     fn open(&self, target: u32) -> Option<Arc<dyn QueuePair>> {
@@ -211,7 +277,7 @@ impl Inner {
         }
         let known = lock(&self.targets).get(&target).map(|(qp, _)| qp.clone());
         let xrcd: &Arc<dyn XrcDomain> = &self.xrcd;
-        known.or_else(|| self.shared.hub.context.open_qp(xrcd, Qpn::new(target)).ok())
+        known.or_else(|| self.shared.hub().context.open_qp(xrcd, Qpn::new(target)).ok())
     }
 
     fn let_go(&self, number: u32) {
@@ -221,6 +287,8 @@ impl Inner {
             if *users == 0 {
                 let gone = targets.remove(&number);
                 drop(targets);
+                // What came by it is somebody's message: it is told who that was before the number is forgotten.
+                let _ = self.poll(&mut lock(&self.came));
                 lock(&self.names).remove(&number);
                 // Others of the domain may have it still; then only our handle goes.
                 if let Some((qp, _)) = gone {

@@ -1,29 +1,35 @@
 //! Connections over XRC (annex A14): a process reaches all processes of a host by one QP, and is reached by all processes of a host over one QP each, whatever
 //! the number of processes here. N processes that talk to M processes need N + M QPs on each host where connections of their own need N × M.
 //!
-//! What it gives up for that: a QP carries what is for several peers, so a failed QP is the failure of all of them, and nothing is posted again by itself. Its
-//! operations end as in doubt or not done, and who wants to go on connects anew. Paths, rails, moves and rotated keys belong to [`super::Connection`].
+//! A QP that fails is made anew (`mending`), on a port that is up, and operations go on: what the target's QP had executed is done, what it had not is posted
+//! again, and what nobody can tell is in doubt. Each partition has a QP of its own, and policy is asked by both ends, as for connections.
+//!
+//! What it gives up: a QP carries what is for several peers, so its failure is a pause for all of them. It cannot be moved by order: its target has no send queue
+//! that could drain, and is held by several processes, each with its own operations on it; who must move without a pause takes a [`super::Connection`]. Offers of
+//! memory and rotated keys are connections', too.
 //!
 //! **The domain** is named by a file of the host. Processes whose devices share domains through files (hardware) share the QPs by which peers come in;
 //! on the software NIC a domain is shared within a process, by all contexts that open the file.
 
+mod line;
 mod meeting;
+mod mending;
 mod trunk;
 
 use super::config::Config;
 use super::fabric::Fabric;
-use super::link::lock;
+use super::link::{Injected, lock};
 use super::operation::Operation;
 use super::receive::{Arrival, ReceivePool};
 use super::received::Received;
 use super::service::Shared;
 use super::wait::{Bell, block_on, wait};
 use crate::error::{FabricError, Fault};
-use crate::exchange::{Channel, Exchange, Identity};
+use crate::exchange::{Exchange, Identity};
 use crate::operation::Outcome;
-use meeting::Welcome;
+use line::Line;
 use scalefabric_verbs::{
-    AccessFlags, CompletionChannel, CompletionQueue, QueuePair, SrqInit, Srqn, WcFlags, WcOpcode, WcStatus,
+    AccessFlags, CompletionChannel, CompletionQueue, PKey, QueuePair, SrqInit, Srqn, WcFlags, WcOpcode, WcStatus,
     WorkCompletion, XrcDomain, XrcdInit,
 };
 use std::collections::{HashMap, VecDeque};
@@ -44,6 +50,9 @@ pub struct XrcPool {
     fabric: Fabric,
 }
 
+/// `XRC` of `enum ibv_device_cap_flags`.
+const XRC: u32 = 1 << 20;
+
 /// A target QP that this process has a handle of, and how many peers come in by it here.
 type Held = (Arc<dyn QueuePair>, usize);
 
@@ -51,19 +60,21 @@ pub(super) struct Inner {
     shared: Arc<Shared>,
     /// What the domain is called between processes: of which host, by which file.
     domain: String,
+    /// What this process offers, as policies name it.
+    service: String,
     receives: Arc<ReceivePool>,
     recv_cq: Arc<dyn CompletionQueue>,
     channel: Arc<dyn CompletionChannel>,
     bell: Bell,
-    came: Mutex<VecDeque<(u32, Arrival)>>,
+    came: Mutex<VecDeque<(Option<Arc<str>>, Arrival)>>,
     /// By the target QP that a message came in on: who sends there.
-    names: Mutex<HashMap<u32, String>>,
+    names: Mutex<HashMap<u32, Arc<str>>>,
     /// Target QPs that this process has made or opened, and how many peers come in by each.
     targets: Mutex<HashMap<u32, Held>>,
-    /// By domain: the QPs that lead there.
-    trunks: Mutex<HashMap<String, Vec<Arc<Trunk>>>>,
-    /// One at a time looks for a trunk and makes it if there is none.
-    turn: tokio::sync::Mutex<()>,
+    /// By domain and partition: the QPs that lead there.
+    trunks: Mutex<HashMap<(String, PKey), Vec<Arc<Trunk>>>>,
+    /// One at a time looks for a trunk and makes it if there is none, or makes its QP anew.
+    turn: Arc<tokio::sync::Mutex<()>>,
     tasks: Mutex<JoinSet<()>>,
     /// Goes last: what is above belongs to it.
     xrcd: Arc<dyn XrcDomain>,
@@ -82,14 +93,28 @@ pub struct XrcCount {
     pub initiators: usize,
     /// By which others reach this process. Processes of one domain share them.
     pub targets: usize,
+    /// How often an initiator's QP was made anew.
+    pub rebuilds: u64,
 }
 
 impl XrcPool {
     /// Joins the domain of a file, which is made if it is not there. Receives, depth, timeouts and limits are those of the fabric's [`Config`]: its `receives`
-    /// are posted once, for all peers. [`Fault::Environment`] on a device without XRC.
+    /// are posted once, for all peers. To policies it offers the service `xrc` ([`XrcPool::named`]). [`Fault::Environment`] on a device without XRC.
     pub fn new(fabric: &Fabric, file: &Path) -> Result<Self, FabricError> {
+        Self::named(fabric, file, "xrc")
+    }
+
+    /// As [`XrcPool::new`], and names what this process offers: [`crate::Directory::may_connect`] is asked for it by both ends, and says in which partition
+    /// they meet. Tenants of different partitions share no QP.
+    pub fn named(fabric: &Fabric, file: &Path, service: &str) -> Result<Self, FabricError> {
         let shared = fabric.shared().clone();
-        let (hub, config) = (&shared.hub, &shared.config);
+        let (hub, config) = (shared.hub(), &shared.config);
+        if hub.attr.device_cap_flags & XRC == 0 {
+            let device = &hub.device;
+            return Err(FabricError::environment(format!(
+                "{device} has no XRC (`device_cap_flags`): take another device, or connections of their own with `share_receives`"
+            )));
+        }
         let cannot = |what: &str, error: &dyn fmt::Display| {
             FabricError::environment(format!(
                 "{what} {}: {error}; name a file that this process may write",
@@ -115,6 +140,7 @@ impl XrcPool {
             shared,
             xrcd,
             domain,
+            service: service.to_owned(),
             receives,
             recv_cq,
             channel,
@@ -123,7 +149,7 @@ impl XrcPool {
             names: Mutex::default(),
             targets: Mutex::default(),
             trunks: Mutex::default(),
-            turn: tokio::sync::Mutex::new(()),
+            turn: Arc::default(),
             tasks: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner), fabric: fabric.clone() })
@@ -161,12 +187,11 @@ impl XrcPool {
         let (inner, exchange, address) = (self.inner.clone(), exchange.clone(), address.to_owned());
         let patience = Duration::from_nanos(inner.shared.config.patience.connect_ns);
         let meeting = self.inner.shared.handle.spawn(async move {
-            let met = tokio::time::timeout(patience, meeting::meet(&inner, &*exchange, &address)).await;
+            let met = tokio::time::timeout(patience, meeting::meet(&inner, exchange, &address)).await;
             met.map_err(|_| FabricError::unreachable(format!("{address} did not answer in time: try again")))?
         });
-        let (trunk, welcome, channel) = block_on(meeting).map_err(|_| gone())??;
-        let identity = channel.peer();
-        Ok(XrcPeer { trunk, welcome, identity, _channel: Mutex::new(channel), pool: self.clone() })
+        let (trunk, line) = block_on(meeting).map_err(|_| gone())??;
+        Ok(XrcPeer { trunk, line, pool: self.clone() })
     }
 
     /// The next message of any peer, if there is one.
@@ -176,13 +201,12 @@ impl XrcPool {
         if came.is_empty() {
             inner.poll(&mut came)?;
         }
-        let Some((qp_num, arrival)) = came.pop_front() else { return Ok(None) };
+        let Some((from, arrival)) = came.pop_front() else { return Ok(None) };
         let more = !came.is_empty();
         drop(came);
         if more {
             inner.bell.ring();
         }
-        let from = lock(&inner.names).get(&qp_num).cloned().unwrap_or_default();
         Ok(Some(XrcMessage { from, received: Received { pool: inner.receives.clone(), arrival } }))
     }
 
@@ -190,13 +214,17 @@ impl XrcPool {
     pub fn receive(&self, timeout: Option<Duration>) -> Result<Option<XrcMessage>, FabricError> {
         let inner = &self.inner;
         let arm = || Ok(inner.recv_cq.req_notify(false)?);
-        wait(&inner.bell, &inner.channel, inner.config().waiting, timeout, arm, || self.try_receive())
+        wait(&inner.bell, std::slice::from_ref(&inner.channel), inner.config().waiting, timeout, arm, || {
+            self.try_receive()
+        })
     }
 
     /// How many QPs it has.
     pub fn count(&self) -> XrcCount {
-        let initiators = lock(&self.inner.trunks).values().flatten().filter(|trunk| trunk.is_open()).count();
-        XrcCount { initiators, targets: lock(&self.inner.targets).len() }
+        let trunks = lock(&self.inner.trunks);
+        let initiators = trunks.values().flatten().filter(|trunk| trunk.is_open()).count();
+        let rebuilds = trunks.values().flatten().map(|trunk| trunk.rebuilds()).sum();
+        XrcCount { initiators, targets: lock(&self.inner.targets).len(), rebuilds }
     }
 
     /// The number of its SRQ.
@@ -215,7 +243,7 @@ impl Inner {
         &self.shared.config
     }
 
-    fn poll(&self, came: &mut VecDeque<(u32, Arrival)>) -> Result<(), FabricError> {
+    fn poll(&self, came: &mut VecDeque<(Option<Arc<str>>, Arrival)>) -> Result<(), FabricError> {
         let mut some = [WorkCompletion::default(); 16];
         loop {
             let count = self.recv_cq.poll(&mut some)?;
@@ -227,7 +255,8 @@ impl Inner {
                 }
                 let imm = wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm);
                 let is_write = wc.opcode == WcOpcode::RecvRdmaWithImm;
-                came.push_back((wc.qp_num.get(), Arrival { slot, length: wc.byte_len, imm, is_write }));
+                let from = lock(&self.names).get(&wc.qp_num.get()).cloned();
+                came.push_back((from, Arrival { domain: 0, slot, length: wc.byte_len, imm, is_write }));
             }
             if count < some.len() {
                 return Ok(());
@@ -248,14 +277,14 @@ fn gone() -> FabricError {
 /// A message that came over XRC.
 #[derive(Debug)]
 pub struct XrcMessage {
-    from: String,
+    from: Option<Arc<str>>,
     received: Received,
 }
 
 impl XrcMessage {
     /// Node and process that sent it, as it said when it connected; empty if it has gone since.
     pub fn from(&self) -> &str {
-        &self.from
+        self.from.as_deref().unwrap_or_default()
     }
 
     /// The message.
@@ -267,17 +296,15 @@ impl XrcMessage {
 /// A process that is reached over XRC. While it lives, the peer keeps the QP by which we come in.
 pub struct XrcPeer {
     trunk: Arc<Trunk>,
-    welcome: Welcome,
-    identity: Identity,
     /// Its end tells the peer that we are gone.
-    _channel: Mutex<Box<dyn Channel>>,
+    line: Arc<Line>,
     pool: XrcPool,
 }
 
 impl fmt::Debug for XrcPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("XrcPeer")
-            .field("name", &self.welcome.from)
+            .field("name", &self.line.welcome.from)
             .field("qp_num", &self.qp_num())
             .finish_non_exhaustive()
     }
@@ -286,12 +313,12 @@ impl fmt::Debug for XrcPeer {
 impl XrcPeer {
     /// Node and process, as it says.
     pub fn name(&self) -> &str {
-        &self.welcome.from
+        &self.line.welcome.from
     }
 
     /// Who it is, as far as the exchange has proved it.
     pub fn identity(&self) -> &Identity {
-        &self.identity
+        &self.line.identity
     }
 
     /// Number of the QP by which it is reached: the same for all processes of its domain.
@@ -300,8 +327,8 @@ impl XrcPeer {
     }
 
     /// Carries an operation out and waits for its end. One-sided operations name memory of the peer by its range and key, registered with the
-    /// protection domain of the peer's fabric; numbers of offers belong to connections, and are misuse here. Once the QP has failed, everything is
-    /// refused with [`Fault::Unreachable`]: connect anew.
+    /// protection domain of the peer's fabric; numbers of offers belong to connections, and are misuse here. While the QP is made anew it waits. If that does
+    /// not succeed before [`crate::session::Patience::give_up_ns`] has passed, everything is refused with [`Fault::Unreachable`]: connect anew.
     pub fn execute(&self, operation: Operation<'_>) -> Result<Outcome, FabricError> {
         let mut outcomes = self.execute_all(std::slice::from_ref(&operation))?;
         outcomes.pop().ok_or_else(|| FabricError::environment("an operation without an end"))
@@ -309,6 +336,15 @@ impl XrcPeer {
 
     /// Carries operations out, in order and as many at once as there is room for, and waits for all ends.
     pub fn execute_all(&self, operations: &[Operation<'_>]) -> Result<Vec<Outcome>, FabricError> {
-        self.trunk.execute_all(operations, &self.welcome, self.pool.inner.config().waiting)
+        self.trunk.execute_all(operations, &self.line.welcome, self.pool.inner.config().waiting)
+    }
+
+    /// Makes a fault, to see what becomes of it: the QP goes to ERR, and nobody is told. For tests and drills; other faults are connections', and misuse.
+    pub fn inject(&self, fault: Injected) -> Result<(), FabricError> {
+        match fault {
+            Injected::QpError => self.trunk.fail(),
+            other => return Err(FabricError::misuse(format!("{other:?} is a fault of connections"))),
+        }
+        Ok(())
     }
 }

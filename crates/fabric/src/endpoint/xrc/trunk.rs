@@ -1,5 +1,5 @@
-//! The QP by which a process reaches all processes of one XRC domain, and how operations for any of them are posted on it. When it fails all that was outstanding
-//! ends, and it is never used again.
+//! The QP by which a process reaches all processes of one XRC domain in one partition, and how operations for any of them are posted on it. What becomes of them
+//! when it fails is in `mending`.
 
 use super::super::config::{MAX_INLINE, Waiting};
 use super::super::gid::Want;
@@ -9,49 +9,90 @@ use super::super::operation::{MAX_PIECES, Operation, Remote, Verb};
 use super::super::send::{Outlet, Sender};
 use super::super::service::Shared;
 use super::super::wait::{Bell, wait};
+use super::Inner;
+use super::line::Line;
 use super::meeting::Welcome;
 use crate::error::FabricError;
 use crate::operation::Outcome;
 use crate::session::{LaneId, QpOffer};
 use scalefabric_verbs::{
-    AccessFlags, AddressVector, CompletionChannel, Gid, Mtu, Psn, QpAttr, QpCap, QpInit, QpType, Qpn, QueuePair, Srqn,
-    WcStatus,
+    AccessFlags, AddressVector, CompletionChannel, CompletionQueue, Gid, Mtu, PKey, Psn, QpAttr, QpCap, QpInit, QpType,
+    Qpn, QueuePair, Srqn, WcStatus,
 };
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
-/// Looks at the queue after which what a QP in ERR has not flushed will not come.
-const FLUSH_LOOKS: u32 = 10_000;
-
-/// An initiator QP.
+/// An initiator QP, and what is posted on it.
 pub(in super::super) struct Trunk {
-    qp: Arc<dyn QueuePair>,
-    sender: Mutex<Sender>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    pub(super) pkey: PKey,
+    /// Where the peers are.
+    pub(super) near: Option<Gid>,
+    pub(super) end: Mutex<End>,
+    pub(super) sender: Mutex<Sender>,
     channel: Arc<dyn CompletionChannel>,
-    bell: Bell,
-    /// The target QP that it leads to.
-    pub target: u32,
+    pub(super) bell: Bell,
+    /// Who is reached by it.
+    lines: Mutex<Vec<Weak<Line>>>,
+    pub(super) mending: AtomicBool,
+    /// The QP of now has failed: also one that has just been made anew, while that is not over yet.
+    pub(super) broken: AtomicBool,
+    pub(super) rebuilds: AtomicU64,
+    /// Since when nothing has come through.
+    pub(super) trouble_since: Mutex<Option<Instant>>,
 }
 
-/// An initiator QP in INIT, whose target is not there yet.
+/// The QP of now.
+pub(super) struct End {
+    pub qp: Arc<dyn QueuePair>,
+    /// The target QP that it leads to.
+    pub target: u32,
+    /// Counts QPs.
+    pub lane: LaneId,
+    /// While it is made anew: what its target had executed, once that is known.
+    pub executed: Option<Option<u32>>,
+}
+
+/// The queue of a trunk, which outlives its QPs, and the channel that tells of it.
+pub(super) fn queue(shared: &Shared) -> Result<(Arc<dyn CompletionChannel>, Arc<dyn CompletionQueue>), FabricError> {
+    let context = &shared.hub().context;
+    let channel = context.create_comp_channel()?;
+    let cq = context.create_cq(shared.config.depth + 8, Some(channel.clone()), 0)?;
+    Ok((channel, cq))
+}
+
+/// An initiator QP in INIT, whose target is not there yet. It goes if nothing comes of it.
 pub(super) struct Begun {
-    qp: Arc<dyn QueuePair>,
-    sender: Sender,
-    channel: Arc<dyn CompletionChannel>,
+    qp: Option<Arc<dyn QueuePair>>,
     vector: AddressVector,
     pub offer: QpOffer,
 }
 
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(qp) = self.qp.take() {
+            let _ = qp.destroy();
+        }
+    }
+}
+
 impl Begun {
-    /// Makes it, on a port that reaches the peer.
-    pub fn new(shared: &Shared, near: Option<Gid>) -> Result<Self, FabricError> {
-        let (hub, config) = (&shared.hub, &shared.config);
+    /// Makes it, in a partition, on a port that reaches the peer.
+    pub fn new(
+        shared: &Shared,
+        near: Option<Gid>,
+        pkey: PKey,
+        cq: &Arc<dyn CompletionQueue>,
+    ) -> Result<Self, FabricError> {
+        let (hub, config) = (shared.hub(), &shared.config);
         let entry = hub.choose(&Want { peer: near, ..Want::default() })?;
         let sgid_index = index(entry.gid_index)?;
-        let channel = hub.context.create_comp_channel()?;
-        let cq = hub.context.create_cq(config.depth + 8, Some(channel.clone()), 0)?;
         let max_inline = (config.max_inline.min(hub.attr.max_inline_data) as usize).min(MAX_INLINE);
         let cap = QpCap {
-            max_send_wr: config.depth + 1,
+            // A marker at its end.
+            max_send_wr: config.depth + 2,
             max_recv_wr: 0,
             max_send_sge: MAX_PIECES as u32,
             max_recv_sge: 0,
@@ -60,9 +101,9 @@ impl Begun {
         let (send_cq, recv_cq) = (cq.clone(), cq.clone());
         let init = QpInit { qp_type: QpType::XrcSend, send_cq, recv_cq, srq: None, cap, sq_sig_all: false };
         let qp = hub.pd.create_qp(&init)?;
-        let (attr, mask) = QpAttr::init(QpType::XrcSend, entry.port_num, AccessFlags::empty());
+        let (mut attr, mask) = QpAttr::init(QpType::XrcSend, entry.port_num, AccessFlags::empty());
+        attr.pkey_index = hub.pkey_index(entry.port_num, pkey)?;
         qp.modify(&attr, mask)?;
-        let bounds = Bounds { max_inline, max_rd_atomic: 0, peer_receive_bytes: 0, keys: 0, xrc_srqn: None };
         let offer = QpOffer {
             qp_num: qp.qp_num().get(),
             psn: shared.random() as u32 & 0xff_ffff,
@@ -74,29 +115,35 @@ impl Begun {
             receives: 0,
             port: format!("{} port {}", hub.device, entry.port_num),
             srq_num: None,
+            domain: 0,
         };
         let vector = AddressVector::new(entry.port_num, sgid_index, Gid::ZERO);
-        Ok(Self { qp, sender: Sender::new(cq, config.depth, bounds), channel, vector, offer })
+        Ok(Self { qp: Some(qp), vector, offer })
     }
 
     /// Takes it to RTS towards its target.
-    pub fn ready(mut self, shared: &Shared, target: &QpOffer) -> Result<Trunk, FabricError> {
+    pub fn ready(
+        mut self,
+        shared: &Shared,
+        target: &QpOffer,
+        lane: LaneId,
+    ) -> Result<(Arc<dyn QueuePair>, Outlet), FabricError> {
         let config = &shared.config;
+        let qp = self.qp.clone().ok_or_else(|| FabricError::environment("the QP is gone"))?;
         let mtu = mtu(self.offer.mtu.min(target.mtu))?;
         self.vector.dgid = Gid(target.gid.octets());
         self.vector.traffic_class = config.dscp << 2;
         let (qpn, psn) = (Qpn::new(target.qp_num), Psn::new(target.psn));
         let (rtr, mask) = QpAttr::rtr(QpType::XrcSend, qpn, psn, mtu, self.vector);
-        self.qp.modify(&rtr, mask)?;
+        qp.modify(&rtr, mask)?;
         let max_rd_atomic = self.offer.max_rd_atomic.min(target.max_dest_rd_atomic);
         let (mut rts, mask) = QpAttr::rts(QpType::XrcSend, Psn::new(self.offer.psn));
         (rts.max_rd_atomic, rts.timeout, rts.retry_cnt) = (max_rd_atomic, config.timeout, config.retry_cnt);
-        self.qp.modify(&rts, mask)?;
-        self.sender.bounds.max_rd_atomic = max_rd_atomic;
-        let (lane, qp, psn) = (LaneId(1), self.qp.clone(), self.offer.psn);
-        self.sender.use_lane(Outlet { lane, qp, psn, mtu: mtu.bytes(), max_rd_atomic });
-        let (sender, bell) = (Mutex::new(self.sender), Bell::default());
-        Ok(Trunk { qp: self.qp, sender, channel: self.channel, bell, target: target.qp_num })
+        qp.modify(&rts, mask)?;
+        self.qp = None;
+        let psn = self.offer.psn;
+        let outlet = Outlet { lane, domain: 0, peer_domain: 0, qp: qp.clone(), psn, mtu: mtu.bytes(), max_rd_atomic };
+        Ok((qp, outlet))
     }
 }
 
@@ -105,13 +152,15 @@ pub(super) fn make_target(
     shared: &Shared,
     xrcd: &Arc<dyn scalefabric_verbs::XrcDomain>,
     peer: &QpOffer,
+    pkey: PKey,
 ) -> Result<(Arc<dyn QueuePair>, QpOffer), FabricError> {
-    let (hub, config) = (&shared.hub, &shared.config);
+    let (hub, config) = (shared.hub(), &shared.config);
     let peer_gid = Gid(peer.gid.octets());
     let entry = hub.choose(&Want { peer: Some(peer_gid), ..Want::default() })?;
     let qp = hub.context.create_xrc_target(xrcd)?;
     let rights = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
-    let (attr, mask) = QpAttr::init(QpType::XrcRecv, entry.port_num, rights);
+    let (mut attr, mask) = QpAttr::init(QpType::XrcRecv, entry.port_num, rights);
+    attr.pkey_index = hub.pkey_index(entry.port_num, pkey)?;
     qp.modify(&attr, mask)?;
     let mut vector = AddressVector::new(entry.port_num, index(entry.gid_index)?, peer_gid);
     vector.traffic_class = config.dscp << 2;
@@ -135,6 +184,7 @@ pub(super) fn make_target(
         receives: config.receives,
         port: format!("{} port {}", hub.device, entry.port_num),
         srq_num: None,
+        domain: 0,
     };
     Ok((qp, offer))
 }
@@ -148,8 +198,55 @@ fn mtu(bytes: u32) -> Result<Mtu, FabricError> {
 }
 
 impl Trunk {
+    /// A trunk by a QP in RTS.
+    pub fn new(
+        inner: &Inner,
+        (channel, cq): (Arc<dyn CompletionChannel>, Arc<dyn CompletionQueue>),
+        (qp, outlet): (Arc<dyn QueuePair>, Outlet),
+        (target, pkey, near): (u32, PKey, Option<Gid>),
+    ) -> Self {
+        let shared = inner.shared.clone();
+        let max_inline = (shared.config.max_inline.min(shared.hub().attr.max_inline_data) as usize).min(MAX_INLINE);
+        let max_rd_atomic = outlet.max_rd_atomic;
+        let bounds = Bounds { max_inline, max_rd_atomic, peer_receive_bytes: 0, keys: 0, domain: 0, xrc_srqn: None };
+        let lane = outlet.lane;
+        let mut sender = Sender::new(cq, shared.config.depth, bounds);
+        sender.use_lane(outlet);
+        Self {
+            turn: inner.turn.clone(),
+            shared,
+            pkey,
+            near,
+            end: Mutex::new(End { qp, target, lane, executed: None }),
+            sender: Mutex::new(sender),
+            channel,
+            bell: Bell::default(),
+            lines: Mutex::default(),
+            mending: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            rebuilds: AtomicU64::new(0),
+            trouble_since: Mutex::new(None),
+        }
+    }
+
+    /// Somebody more is reached by it.
+    pub fn add(&self, line: &Arc<Line>) {
+        let mut lines = lock(&self.lines);
+        lines.retain(|line| line.strong_count() > 0);
+        lines.push(Arc::downgrade(line));
+    }
+
+    /// Who is reached by it.
+    pub(super) fn lines(&self) -> Vec<Arc<Line>> {
+        lock(&self.lines).iter().filter_map(Weak::upgrade).collect()
+    }
+
     pub fn qp_num(&self) -> u32 {
-        self.qp.qp_num().get()
+        lock(&self.end).qp.qp_num().get()
+    }
+
+    pub fn target(&self) -> u32 {
+        lock(&self.end).target
     }
 
     /// Whether it can still be used.
@@ -157,9 +254,20 @@ impl Trunk {
         lock(&self.sender).closed.is_none()
     }
 
+    /// How often its QP was made anew.
+    pub fn rebuilds(&self) -> u64 {
+        self.rebuilds.load(Ordering::Relaxed)
+    }
+
+    /// Takes the QP to ERR, and tells nobody.
+    pub fn fail(&self) {
+        let (attr, mask) = QpAttr::error();
+        let _ = lock(&self.end).qp.modify(&attr, mask);
+    }
+
     /// Posts operations for one of the processes that it reaches, and waits for their ends.
     pub(super) fn execute_all(
-        &self,
+        self: &Arc<Self>,
         operations: &[Operation<'_>],
         to: &Welcome,
         waiting: Waiting,
@@ -171,7 +279,7 @@ impl Trunk {
         let (mut next, mut refused) = (0, 0);
         let done = wait(
             &self.bell,
-            &self.channel,
+            std::slice::from_ref(&self.channel),
             waiting,
             None,
             || self.arm(),
@@ -217,37 +325,29 @@ impl Trunk {
     }
 
     fn arm(&self) -> Result<(), FabricError> {
-        let cq = lock(&self.sender).cq.clone();
-        Ok(cq.req_notify(false)?)
+        let cq = lock(&self.sender).queue(0);
+        cq.map_or(Ok(()), |cq| Ok(cq.req_notify(false)?))
     }
 
-    /// Takes completions. A failure ends everything that is outstanding, for whomever it was.
-    fn drive(&self, sender: &mut Sender) -> Result<bool, FabricError> {
+    /// Takes completions. After a failure the QP is made anew, and what is outstanding waits for that.
+    pub(super) fn drive(self: &Arc<Self>, sender: &mut Sender) -> Result<bool, FabricError> {
         let found = sender.poll()?;
-        let Some((_, status)) = found.broken else { return Ok(found.ended) };
-        let (attr, mask) = QpAttr::error();
-        let _ = self.qp.modify(&attr, mask);
-        sender.drop_lane();
-        // What was flushed is said to be so; what else is outstanding nobody knows.
-        for _ in 0..FLUSH_LOOKS {
-            if !sender.poll()?.ended && sender.all_failed() {
-                break;
-            }
+        let present = sender.lane();
+        if found.broken.is_some_and(|(lane, _)| present == Some(lane)) {
+            sender.drop_lane();
+            self.broken.store(true, Ordering::SeqCst);
+            self.begin_to_mend();
+        } else if found.ended && found.broken.is_none() {
+            *lock(&self.trouble_since) = None;
         }
-        sender.end(FabricError::unreachable(format!(
-            "the QP to the peer's host failed with {} ({}): connect anew",
-            status.as_str(),
-            status.info().name
-        )));
-        Ok(true)
+        Ok(found.ended)
     }
 }
 
 impl Drop for Trunk {
     fn drop(&mut self) {
-        let (attr, mask) = QpAttr::error();
-        let _ = self.qp.modify(&attr, mask);
-        let _ = self.qp.destroy();
+        self.fail();
+        let _ = lock(&self.end).qp.destroy();
     }
 }
 

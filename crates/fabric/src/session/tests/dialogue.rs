@@ -28,6 +28,7 @@ pub fn offer(n: u32) -> QpOffer {
         receives: 16,
         port: "sf0 port 1".into(),
         srq_num: None,
+        domain: 0,
     }
 }
 
@@ -151,6 +152,9 @@ fn word(action: &Action) -> String {
         Action::Expect { lane, after } => format!("expect {} after {after}", lane.0),
         Action::Drain { lane, .. } => format!("drain {}", lane.0),
         Action::Vector { lane, .. } => format!("vector {}", lane.0),
+        Action::Load { lane, .. } => format!("load {}", lane.0),
+        Action::Migrate { lane } => format!("migrate {}", lane.0),
+        Action::Unload { lane } => format!("unload {}", lane.0),
         Action::Resume { lane } => format!("resume {}", lane.0),
         Action::Discard { lane } => format!("discard {}", lane.0),
         Action::Retire { lane } => format!("retire for {}", lane.0),
@@ -219,7 +223,7 @@ fn move_to(n: u8, token: u64) -> Input {
 }
 
 /// A peer whose QPs take new vectors.
-const VECTORS: Abilities = Abilities { drained_vector: true };
+const VECTORS: Abilities = Abilities { drained_vector: true, alternate_path: false };
 
 const MBB: Purpose = Purpose::Move(Strategy::MakeBeforeBreak);
 

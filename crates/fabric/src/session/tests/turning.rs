@@ -35,8 +35,98 @@ fn says(body: Body) -> Input {
 }
 
 fn redirect(number: u64, peer_path: Option<Path>) -> Input {
+    redirect_by(number, peer_path, false)
+}
+
+fn redirect_by(number: u64, peer_path: Option<Path>, alternate: bool) -> Input {
     let gid = std::net::Ipv6Addr::from(path(2).sgid.0);
-    says(Body::Redirect(Redirect { number, lane: LANE, gid, peer_path, token: FencingToken(0) }))
+    says(Body::Redirect(Redirect { number, lane: LANE, gid, peer_path, token: FencingToken(0), alternate }))
+}
+
+fn loaded() -> Input {
+    Input::Loaded { lane: LANE }
+}
+
+/// Both sides load alternate paths, and have nothing else.
+fn up_with_alternates(role: Role) -> Talk {
+    let mut talk = Talk::up_with_vectors(role);
+    let abilities = Abilities { drained_vector: false, alternate_path: true };
+    (talk.session.setup.abilities, talk.session.peer_abilities) = (abilities, abilities);
+    talk
+}
+
+#[test]
+fn by_an_alternate_path_the_follower_loads_first_and_nobody_drains() {
+    for strategy in [None, Some(Strategy::AlternatePath)] {
+        let mut leader = up_with_alternates(Role::Leader);
+        leader.then(change(path(2), strategy), &["report Moving", "say redirect 1"]);
+        let actions = leader.then(peer_is_quiet(1), &["load 1"]);
+        let Action::Load { path: Some(to), dgid: Some(dgid), .. } = &actions[0] else { panic!("{actions:?}") };
+        assert_eq!((to.port_num, Gid(dgid.octets())), (2, path(7).sgid));
+        leader.then(loaded(), &["migrate 1"]);
+        leader.then(vectored(), &["say turn 1"]);
+        leader.then(says(Body::Turned { number: 1 }), &["report Up", "answer done"]);
+    }
+    let mut follower = up_with_alternates(Role::Follower);
+    let actions = follower.then(redirect_by(1, None, true), &["report Moving", "load 1"]);
+    let Action::Load { path: None, dgid: Some(dgid), .. } = &actions[1] else { panic!("{actions:?}") };
+    assert_eq!(Gid(dgid.octets()), path(2).sgid);
+    follower.then(loaded(), &["say quiet 1"]);
+    follower.then(says(Body::Turn { number: 1 }), &["migrate 1"]);
+    follower.then(vectored(), &["say turned 1", "report Up"]);
+    // The channel broke, and our word with it.
+    follower.then(says(Body::Turn { number: 1 }), &["say turned 1"]);
+}
+
+#[test]
+fn an_alternate_path_that_cannot_be_loaded_is_taken_back_while_nobody_is_armed() {
+    // Here: the follower has loaded and hears of it; a second QP does it, unless the order names the strategy.
+    let mut leader = up_with_alternates(Role::Leader);
+    leader.then(change(path(2), None), &["report Moving", "say redirect 1"]);
+    leader.then(peer_is_quiet(1), &["load 1"]);
+    leader.then(not_vectored(), &["say redirect-aborted 1", "unload 1", "make 2"]);
+    let mut leader = up_with_alternates(Role::Leader);
+    leader.then(change(path(2), Some(Strategy::AlternatePath)), &["report Moving", "say redirect 1"]);
+    let refused = says(Body::RedirectRefused { number: 1, reason: "test".into() });
+    leader.then(refused, &["answer rolled back", "report Up"]);
+    // There.
+    let mut follower = up_with_alternates(Role::Follower);
+    follower.then(redirect_by(1, None, true), &["report Moving", "load 1"]);
+    follower.then(not_vectored(), &["say redirect-refused 1", "unload 1", "report Up"]);
+    let mut follower = up_with_alternates(Role::Follower);
+    follower.then(redirect_by(1, None, true), &["report Moving", "load 1"]);
+    follower.then(loaded(), &["say quiet 1"]);
+    let aborted = says(Body::RedirectAborted { number: 1, reason: "test".into() });
+    follower.then(aborted, &["unload 1", "report Up"]);
+}
+
+#[test]
+fn a_redirection_says_that_its_lane_is_decided_if_the_word_of_that_was_lost() {
+    let mut follower = up_with_alternates(Role::Follower);
+    follower.then(begin(2, Purpose::Rebuild), &["report Rebuilding", "stop"]);
+    follower.then(Input::Drained(drained(0)), &["make 2"]);
+    follower.then(made(2), &["resolve 5", "ready 2"]);
+    follower.then(ready(2), &["say accept 2"]);
+    let gid = std::net::Ipv6Addr::from(path(2).sgid.0);
+    let redirect =
+        Redirect { number: 1, lane: LaneId(2), gid, peer_path: None, token: FencingToken(0), alternate: true };
+    follower.then(says(Body::Redirect(redirect)), &["use 2", "report Up", "report Moving", "load 2"]);
+}
+
+#[test]
+fn once_a_side_may_be_armed_only_a_rebuild_mends_what_goes_wrong() {
+    let mut leader = up_with_alternates(Role::Leader);
+    leader.then(change(path(2), None), &["report Moving", "say redirect 1"]);
+    leader.then(peer_is_quiet(1), &["load 1"]);
+    leader.then(loaded(), &["migrate 1"]);
+    // Nothing that the peer sends comes, so that it is never armed.
+    leader.at(STEP, &["answer rolled back", "report Rebuilding", "stop"]);
+    let mut follower = up_with_alternates(Role::Follower);
+    follower.then(redirect_by(1, None, true), &["report Moving", "load 1"]);
+    follower.then(loaded(), &["say quiet 1"]);
+    follower.then(says(Body::Turn { number: 1 }), &["migrate 1"]);
+    let broken = Input::Broken { lane: LANE, reason: "test".into() };
+    follower.then(broken, &["report Rebuilding", "say broken 1"]);
 }
 
 fn peer_is_quiet(number: u64) -> Input {
