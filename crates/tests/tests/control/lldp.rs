@@ -1,11 +1,12 @@
 //! LLDP for real: a daemon on a node and one that plays its switch, at the two ends of a cable between two network namespaces. What they tell one another is read by the agent with
 //! `lldpctl`, told to control, and shown as a cable. Needs root and `lldpd`; nothing of it leaves the namespaces.
 
-use crate::world::{Control, Folder, PATIENCE, call, eventually, runtime};
+use crate::world::{Control, PATIENCE, call, runtime};
 use scalefabric_control::agent::ports::{PortCounters, PortSource};
 use scalefabric_control::agent::{self, Agent};
 use scalefabric_control::clock::Machine;
 use scalefabric_control::directory::PortRecord;
+use scalefabric_tests::{Folder, eventually};
 use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -85,13 +86,13 @@ fn a_cable_that_lldp_sees_is_a_cable_of_the_topology() {
     if !is_root || !is_there("lldpd") {
         return println!("skipped: LLDP between two network namespaces: it needs root and the package lldpd");
     }
-    let (runtime, folder) = (runtime(), Folder::new());
-    let place = folder.file("");
+    let (runtime, folder) = (runtime(), Folder::new("control"));
+    let place = folder.join("");
     let _stage = Stage::set(&place);
     // A program that asks the daemon of this test and not that of the machine. Another process writes it: one that is open for writing anywhere could not be started.
-    let program = folder.file("lldpctl");
+    let program = folder.join("lldpctl");
     let script = "printf '#!/bin/sh\\nexec lldpctl -u \"%s\" \"$@\"\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"";
-    let made = Command::new("sh").args(["-c", script, "sh"]).arg(folder.file("node.sock")).arg(&program).status();
+    let made = Command::new("sh").args(["-c", script, "sh"]).arg(folder.join("node.sock")).arg(&program).status();
     assert!(made.expect("sh").success());
     // The agent asks twice a minute: it begins when there is something to hear.
     let begun = Instant::now();
@@ -108,7 +109,7 @@ fn a_cable_that_lldp_sees_is_a_cable_of_the_topology() {
         node: "node1".into(),
         control: vec![control.address()],
         tls: None,
-        socket: folder.file("node1.sock"),
+        socket: folder.join("node1.sock"),
         any_user: false,
         memory: None,
         neighbours: Vec::new(),

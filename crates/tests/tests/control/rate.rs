@@ -1,11 +1,12 @@
 //! A tenant's rate: the NIC keeps it for all connections of the tenant together, another tenant beside it is not slowed, and a higher one counts when it is given. That it is kept is
 //! seen by how long bytes took: a busy machine takes longer, never shorter.
 
-use crate::world::{Control, Folder, Host, Node, PIECE, call, eventually, offered, runtime};
+use crate::world::{Control, Host, Node, PIECE, call, offered, runtime};
 use scalefabric_control::client::AgentDirectory;
 use scalefabric_fabric::Directory;
 use scalefabric_fabric::endpoint::{Config, Connection, Fabric, Operation, Target};
 use scalefabric_tests::fabric::Region;
+use scalefabric_tests::{Folder, eventually};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,10 +50,10 @@ fn least(rate_bps: u64) -> Duration {
 
 #[test]
 fn a_tenant_sends_at_its_rate_with_all_its_connections_and_another_is_not_slowed() {
-    let (runtime, folder) = (runtime(), Folder::new());
+    let (runtime, folder) = (runtime(), Folder::new("control"));
     let control = Control::start(&runtime, &folder);
     let nodes = [0, 1].map(|number| Node::start(&runtime, &folder, number, &control.address()));
-    let directory = |node: usize, name: &str| nodes[node].directory(&folder.file(name));
+    let directory = |node: usize, name: &str| nodes[node].directory(&folder.join(name));
     let [client, server]: [Arc<AgentDirectory>; 2] = [directory(0, "client"), directory(1, "server")];
     assert_eq!(call(control.http, "PUT /v1/tenants", &rules(RATE_BPS)).0, 200);
     let rate = |directory: &AgentDirectory| directory.allowance("red").rate_bps;

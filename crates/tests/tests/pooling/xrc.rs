@@ -1,7 +1,7 @@
 //! Processes of two hosts that all speak with one another: connections of their own, and over XRC. The devices' own lists say how many QPs that takes.
 
 use crate::{Device, PATIENCE, connect};
-use scalefabric_fabric::directory::{ConnectionRecord, Directory, Order, OrderResult, ServiceAddress};
+use scalefabric_fabric::directory::{ConnectionRecord, Directory, Order, OrderId, OrderResult, ServiceAddress};
 use scalefabric_fabric::endpoint::{Config, Fabric, Injected, Operation, Piece, Remote, XrcPool};
 use scalefabric_fabric::exchange::{Exchange, Tcp};
 use scalefabric_fabric::{FabricError, Fault, Local, Outcome};
@@ -255,10 +255,10 @@ impl Directory for Partitions {
             FabricError::new(Fault::NoAuthority, format!("tenant `{tenant}` may not connect to `{service}`"))
         })
     }
-    fn next_order(&self) -> Option<Order> {
+    fn next_order(&self) -> Option<(OrderId, Order)> {
         None
     }
-    fn answer(&self, _: &Order, _: OrderResult) {}
+    fn answer(&self, _: OrderId, _: OrderResult) {}
 }
 
 #[test]
