@@ -114,14 +114,14 @@ impl Node {
     /// The first or the second.
     pub fn start(runtime: &Runtime, folder: &Folder, number: usize, control: &str) -> Self {
         let (name, device) = (["node1", "node2"][number], DEVICES[number]);
-        let socket = folder.join(&format!("{name}.sock"));
+        let socket = folder.join(format!("{name}.sock"));
         let settings = agent::Settings {
             node: name.into(),
             control: vec![control.into()],
             tls: None,
             socket: socket.clone(),
             any_user: false,
-            memory: Some(folder.join(&format!("{name}.memory"))),
+            memory: Some(folder.join(format!("{name}.memory"))),
             neighbours: Vec::new(),
             lldpctl: None,
         };

@@ -56,6 +56,9 @@ const XRC: u32 = 1 << 20;
 /// A target QP that this process has a handle of, and how many peers come in by it here.
 type Held = (Arc<dyn QueuePair>, usize);
 
+/// By domain and partition: the QPs that lead there.
+type Trunks = HashMap<(String, PKey), Vec<Arc<Trunk>>>;
+
 pub(super) struct Inner {
     shared: Arc<Shared>,
     /// What the domain is called between processes: of which host, by which file.
@@ -72,7 +75,7 @@ pub(super) struct Inner {
     /// Target QPs that this process has made or opened, and how many peers come in by each.
     targets: Mutex<HashMap<u32, Held>>,
     /// By domain and partition: the QPs that lead there.
-    trunks: Mutex<HashMap<(String, PKey), Vec<Arc<Trunk>>>>,
+    trunks: Mutex<Trunks>,
     /// One at a time looks for a trunk and makes it if there is none, or makes its QP anew.
     turn: Arc<tokio::sync::Mutex<()>>,
     tasks: Mutex<JoinSet<()>>,

@@ -56,7 +56,10 @@ pub(super) struct End {
 }
 
 /// The queue of a trunk, which outlives its QPs, and the channel that tells of it.
-pub(super) fn queue(shared: &Shared) -> Result<(Arc<dyn CompletionChannel>, Arc<dyn CompletionQueue>), FabricError> {
+pub(super) type Queue = (Arc<dyn CompletionChannel>, Arc<dyn CompletionQueue>);
+
+/// Makes them.
+pub(super) fn queue(shared: &Shared) -> Result<Queue, FabricError> {
     let context = &shared.hub().context;
     let channel = context.create_comp_channel()?;
     let cq = context.create_cq(shared.config.depth + 8, Some(channel.clone()), 0)?;
@@ -201,7 +204,7 @@ impl Trunk {
     /// A trunk by a QP in RTS.
     pub fn new(
         inner: &Inner,
-        (channel, cq): (Arc<dyn CompletionChannel>, Arc<dyn CompletionQueue>),
+        (channel, cq): Queue,
         (qp, outlet): (Arc<dyn QueuePair>, Outlet),
         (target, pkey, near): (u32, PKey, Option<Gid>),
     ) -> Self {
