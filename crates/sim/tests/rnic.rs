@@ -137,7 +137,7 @@ fn more_time_anywhere_never_shortens_a_latency() {
         let (mut profile, shape, setting) =
             (some_profile(&mut random), some_shape(&mut random), some_setting(&mut random));
         let before = Path::new(&profile, shape, setting).latency_ps();
-        let key = *random.pick(&Key::ALL);
+        let key = *random.pick(Key::ALL);
         if key.row().unit() != "ns" {
             continue;
         }

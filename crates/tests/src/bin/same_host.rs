@@ -343,7 +343,8 @@ fn main() {
         std::thread::sleep(Duration::from_millis(2));
         let raw = hand_over(time);
         ratios[0].push(ours / raw);
-        (absolute[0].push(ours), absolute[1].push(raw));
+        absolute[0].push(ours);
+        absolute[1].push(raw);
         for (n, size) in [64 << 10, 1 << 20].into_iter().enumerate() {
             let (ours, raw) = (end.stream(size, &end.mapped, far.mapped, time), copy(size, time));
             ratios[1 + n].push(ours / raw);
