@@ -1,5 +1,5 @@
 //! The event simulation: threads post, a NIC works, another answers. Queues arise where something can do one thing at a time; caches are simulated entry
-//! by entry. Latencies are those of [`Path`](super::path::Path), so that an operation that meets nobody takes exactly its sum. Time is in picoseconds,
+//! by entry. Latencies are those of [`Path`], so that an operation that meets nobody takes exactly its sum. Time is in picoseconds,
 //! chance from the load's seed; the same load gives the same result, bit for bit.
 
 use super::cache::{Cache, Eviction, Residents};

@@ -3,7 +3,7 @@
 //! of the shipped engine.
 //!
 //! A profile ([`profile`]) is a table of figures with a source each, in two kinds: what engineers are taught, and what was measured. The way of one operation
-//! through idle parts is a closed form ([`path`]); queues, locks and caches are simulated by events ([`engine`]), in picoseconds, by a seed. [`reference`]
+//! through idle parts is a closed form ([`path`]); queues, locks and caches are simulated by events ([`engine`]), in picoseconds, by a seed. [`mod@reference`]
 //! holds the points of both sources and says which of them the figures were chosen by. The reasons stand in `docs/decisions/rnic.md`.
 
 pub mod atomic;
