@@ -142,7 +142,8 @@ impl QueuePair {
         profile.check(route)?;
         fallback.check(route)?;
         self.requester.control = Controlled::new(profile, fallback, route, burst_bytes);
-        if let Some(interval) = profile.cnp_interval_ns().or(fallback.cnp_interval_ns()) {
+        let other = if profile.needs_telemetry() { fallback.cnp_interval_ns() } else { None };
+        if let Some(interval) = profile.cnp_interval_ns().or(other) {
             self.ctx.config.cnp_interval_ns = interval;
         }
         Ok(())

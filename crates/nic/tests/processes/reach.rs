@@ -194,7 +194,7 @@ impl End {
             let value = token(below(1 << 31) as u32);
             let status = match below(4) {
                 0 | 1 => {
-                    let bytes: Vec<u8> = (0..words).flat_map(|_| value.to_ne_bytes()).collect();
+                    let bytes = value.to_ne_bytes().repeat(words);
                     self.local.write(0, &bytes).unwrap();
                     self.request(SendOp::Write { remote_addr: block, rkey }, bytes.len() as u32)
                 }

@@ -35,6 +35,8 @@ fn windows_follow_their_connection_through_rebuilds_and_moves() {
     pair.server.rotate_keys_of(&theirs);
     let (memory, local) = (buffer(&theirs), buffer(&ours));
     server.lend(1, memory.clone(), 0, 4096).unwrap();
+    // What was never offered is refused at once; from the first offer on, keys follow.
+    client.offered(1, Some(PATIENCE)).unwrap().expect("the window is bound in time");
     let mut adds = 0;
     for n in 0..40u64 {
         match n % 4 {
