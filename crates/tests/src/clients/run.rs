@@ -140,7 +140,7 @@ impl<'a> Stage<'a> {
     fn line(&self, command: &str, side: &str, own: &str) -> String {
         let command = self.fill(command);
         match command.strip_prefix("! ") {
-            Some(plain) => format!("{side}sh -c '{}'", plain.replace('\'', r"'\''")),
+            Some(plain) => format!("exec {side}sh -c '{}'", plain.replace('\'', r"'\''")),
             None => {
                 let options = self.fill(&format!("{} {own}", self.case.what.run));
                 format!("exec {side}{} run {} -- {command}", self.rig.sfab.display(), options.trim())
