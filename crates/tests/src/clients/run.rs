@@ -243,10 +243,10 @@ impl<'a> Stage<'a> {
         Ok(wrong)
     }
 
-    /// True if the server can be called: by TCP on its port, or by rdma_cm.
+    /// True if the server can be called: by TCP or UDP on its port, or by rdma_cm.
     fn is_open(&self, side: &Side) -> bool {
         let port = &self.words["port"];
-        if port.parse().is_ok_and(|port| side.listens_on_tcp(port)) {
+        if port.parse().is_ok_and(|port| side.listens(port)) {
             return true;
         }
         let line = format!("{}{} res", self.place.on_server(), self.rig.sfab.display());

@@ -56,17 +56,17 @@ impl Side {
         }
     }
 
-    /// True if it listens on a TCP port, in the network namespace that it is in.
-    pub fn listens_on_tcp(&self, port: u16) -> bool {
+    /// True if somebody listens on a TCP port, or waits for datagrams on a UDP port, in the network namespace that it is in.
+    pub fn listens(&self, port: u16) -> bool {
+        /// TCP_LISTEN, and TCP_CLOSE, which a UDP socket without a peer shows.
+        const LISTENS: [(&str, &str); 4] = [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")];
         let port = format!(":{port:04X}");
-        ["tcp", "tcp6"].iter().any(|table| {
+        LISTENS.iter().any(|(table, state)| {
             let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.child.id())).unwrap_or_default();
             text.lines().skip(1).any(|line| {
                 let mut words = line.split_whitespace().skip(1);
                 let local = words.next().is_some_and(|local| local.ends_with(&port));
-                /// TCP_LISTEN.
-                const LISTENS: &str = "0A";
-                local && words.nth(1) == Some(LISTENS)
+                local && words.nth(1) == Some(*state)
             })
         })
     }
