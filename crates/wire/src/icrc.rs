@@ -9,6 +9,7 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::crc;
 use crate::ids::Gid;
 
 /// CRC-32 polynomial, reflected: bit 31 is the coefficient of x^0.
@@ -270,6 +271,9 @@ impl Flow {
     /// sent least significant byte first.
     #[inline]
     pub fn icrc(&self, ip_id: u16, transport: &[u8]) -> u32 {
+        if transport.len() <= crc::SHORT {
+            return !crc::update(self.state(ip_id, transport.len(), transport.get(4).copied().unwrap_or(0xff)), transport);
+        }
         let mut running = self.start(ip_id, transport.len(), transport.get(4).copied().unwrap_or(0xff));
         running.update(transport);
         running.finish()
@@ -309,11 +313,18 @@ impl Flow {
 /// therefore believed to go on like that: another one is accepted only if it is a small number, as of a segment whose
 /// place in its train was lost on the way, and then 25 bits still check. Should the address change hands, some packets are
 /// refused until the new sender's ways are accepted.
+///
+/// On a path that takes trains apart, each segment looks like the first of a train. Once that was seen, a packet that seems to be
+/// the first of a train is taken for the one behind the last packet, so that few have to be solved.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender {
     flow: Flow,
     /// Packets as predicted, less those that were refused.
     steady: u8,
+    /// Trains are taken apart on the way.
+    apart: bool,
+    /// Identification behind that of the last packet.
+    next: u16,
 }
 
 impl Sender {
@@ -324,13 +335,24 @@ impl Sender {
 
     /// A sender of whom nothing is known.
     pub const fn new(flow: Flow) -> Self {
-        Self { flow, steady: 0 }
+        Self { flow, steady: 0, apart: false, next: 0 }
     }
 
     /// As [`Flow::check`], and learns.
     #[inline]
     pub fn check(&mut self, ip_id_guess: u16, bytes_with_icrc: &[u8], cache: &mut InverseCache) -> Check {
-        let check = self.flow.check(ip_id_guess, bytes_with_icrc, cache);
+        let predicted = if self.apart && ip_id_guess == 0 { self.next } else { ip_id_guess };
+        let (check, id) = match self.flow.check(predicted, bytes_with_icrc, cache) {
+            Check::Bad => return Check::Bad,
+            Check::Ok => (Check::Ok, predicted),
+            // What the port said was right after all.
+            Check::OkWithId(id) if id == ip_id_guess => (Check::Ok, id),
+            Check::OkWithId(id) => (Check::OkWithId(id), id),
+        };
+        if id < Self::TRAIN_IDS {
+            self.next = (id + 1) % Self::TRAIN_IDS;
+            self.apart = id != ip_id_guess || (self.apart && id == 0);
+        }
         match check {
             Check::Ok => self.steady = (self.steady + 1).min(2 * Self::STEADY),
             Check::OkWithId(id) if id >= Self::TRAIN_IDS => {
@@ -544,6 +566,24 @@ mod tests {
         let refused = (0..100).take_while(|&i| sender.check(0, &packet(0x5000 + i), &mut cache) == Check::Bad).count();
         assert!((1..16).contains(&refused), "{refused}");
         assert_eq!(sender.check(0, &packet(0x6000), &mut cache), Check::OkWithId(0x6000));
+    }
+
+    #[test]
+    fn of_a_train_that_was_taken_apart_few_packets_are_solved_for() {
+        let flow = Flow::v4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2), 0xc123);
+        let packet = |id| {
+            let mut bytes = Vec::from([7; 40]);
+            bytes.extend(flow.icrc(id, &[7; 40]).to_le_bytes());
+            bytes
+        };
+        let (mut cache, mut sender) = (InverseCache::new(), Sender::new(flow));
+        let mut look = |guess, id| sender.check(guess, &packet(id), &mut cache);
+        // Each comes alone, and the port takes it for the first of a train.
+        let apart: Vec<Check> = (0..3).flat_map(|_| 0..15).map(|id| look(0, id)).collect();
+        assert_eq!(apart.iter().filter(|check| **check != Check::Ok).collect::<Vec<_>>(), [&Check::OkWithId(1)]);
+        // From now on whole trains come.
+        assert!((0..3).flat_map(|_| 0..15).all(|id| look(id, id) == Check::Ok));
+        assert_eq!(look(0, 7), Check::OkWithId(7), "and again one that lost its place");
     }
 
     #[test]

@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod crc;
 mod field;
 #[cfg(test)]
 mod header_tests;
