@@ -191,6 +191,8 @@ struct Receiver {
     group: bool,
     /// Calls for which it will still be looked at each time.
     warm: u32,
+    /// Messages to ask it for.
+    wanted: usize,
 }
 
 /// Calls for which a socket that has delivered is looked at each time.
@@ -252,6 +254,9 @@ impl UdpPort {
             egress_drops: 0,
             mailbox_drops: 0,
         };
+        if port.max_train == 1 {
+            port.pending.take_large();
+        }
         port.refresh();
         port
     }
@@ -283,11 +288,12 @@ impl UdpPort {
                 dst: address.local.ip,
                 group: false,
                 warm: WARM,
+                wanted: 1,
             }));
         }
         for (&group, (_, sockets)) in &self.groups {
             let each = sockets.iter();
-            receivers.extend(each.map(|s| Receiver { socket: s.clone(), dst: group, group: true, warm: WARM }));
+            receivers.extend(each.map(|s| Receiver { socket: s.clone(), dst: group, group: true, warm: WARM, wanted: 1 }));
         }
         self.receivers = receivers;
         self.current = 0;
@@ -404,6 +410,7 @@ impl UdpPort {
                 self.egress_drops += count - left;
                 if left > 0 {
                     self.max_train = 1;
+                    self.pending.take_large();
                 }
             }
             Outcome::Failed(errno) => {
@@ -444,6 +451,9 @@ impl UdpPort {
             }
         });
         self.pending = pending;
+        if self.max_train == 1 {
+            self.pending.take_large();
+        }
     }
 }
 
@@ -518,7 +528,7 @@ impl Port for UdpPort {
             if receiver.warm == 0 && !cold {
                 continue;
             }
-            match self.batch.fill(receiver.socket.as_raw_fd()) {
+            match self.batch.fill(receiver.socket.as_raw_fd(), &mut receiver.wanted) {
                 Ok(0) => receiver.warm = receiver.warm.saturating_sub(1),
                 Ok(_) => {
                     receiver.warm = WARM;

@@ -1,5 +1,9 @@
 //! Batched receive: `recvmmsg` into buffers that take a whole GRO super-packet each, and the walk over the datagrams in
-//! them. Steps 7 of the walk begins here; nothing is checked yet.
+//! them. Step 7 of the walk begins here; nothing is checked yet.
+//!
+//! How many messages are asked for follows what came: one while a socket is mostly empty, since each attempt beyond the last message
+//! costs; more when all that were asked for came, up to [`SUPER`] if they are super-packets, and up to [`MESSAGES`] on a path that takes
+//! them apart, where each message is one datagram.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,8 +14,10 @@ use crate::port::Datagram;
 
 const UDP_GRO: i32 = 104;
 const IPV6_FLOWINFO: i32 = 11;
-/// Super-packets taken with one system call. All buffers together must stay well inside a core's L2.
-const MESSAGES: usize = 8;
+/// Messages taken with one system call, at most. Single datagrams touch the first pages of their buffers only.
+const MESSAGES: usize = 32;
+/// The same if they are super-packets: their buffers together must stay well inside a core's L2.
+const SUPER: usize = 8;
 /// Bytes of one buffer: the largest UDP payload.
 const BUFFER: usize = 1 << 16;
 /// Bytes of control data: TOS, TTL, flow label and the GRO size, each in a header of its own.
@@ -72,8 +78,21 @@ impl Batch {
             header.msg_iov = &raw mut vectors[i];
             header.msg_iovlen = 1;
             header.msg_control = (&raw mut controls[i]).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
+            header.msg_controllen = CONTROL as _;
         }
-        Self { headers, names, controls, vectors, buffers, filled: 0, message: 0, offset: 0, index: 0, meta: None }
+        Self {
+            headers,
+            names,
+            controls,
+            vectors,
+            buffers,
+            filled: 0,
+            message: 0,
+            offset: 0,
+            index: 0,
+            meta: None,
+        }
     }
 
     /// True if the last call's datagrams have not all been handed on.
@@ -82,34 +101,20 @@ impl Batch {
     }
 
     /// Fills the buffers from a socket; returns how many messages came, 0 if none waits. Never blocks. What was pending
-    /// must have been taken.
-    pub(crate) fn fill(&mut self, socket: RawFd) -> io::Result<usize> {
+    /// must have been taken. `wanted` is the socket's own: for how many to ask, 1 at first.
+    pub(crate) fn fill(&mut self, socket: RawFd, wanted: &mut usize) -> io::Result<usize> {
         debug_assert!(!self.pending());
         // Only what the last call changed has to be set again.
-        for header in &mut self.headers[..self.filled.max(1)] {
+        for header in &mut self.headers[..self.filled] {
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
             header.msg_hdr.msg_controllen = CONTROL as _;
         }
-        if self.filled < MESSAGES {
-            for header in &mut self.headers[self.filled..] {
-                header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
-                header.msg_hdr.msg_controllen = CONTROL as _;
-            }
-        }
         self.filled = 0;
         self.message = 0;
-        // SAFETY: headers, names, control blocks, vectors and buffers are valid for the lengths given and not in use.
-        let n = unsafe {
-            libc::recvmmsg(
-                socket,
-                self.headers.as_mut_ptr(),
-                MESSAGES as u32,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
-            )
-        };
+        let n = self.ask(socket, *wanted);
         if n < 0 {
             let error = io::Error::last_os_error();
+            *wanted = 1;
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
                 _ => Err(error),
@@ -117,7 +122,34 @@ impl Batch {
         }
         self.filled = n as usize;
         self.begin();
+        let most = if self.meta.is_some_and(|meta| meta.segment < meta.length) { SUPER } else { MESSAGES };
+        *wanted = if self.filled == *wanted { *wanted * 2 } else { self.filled.next_power_of_two() }.min(most);
         Ok(self.filled)
+    }
+
+    /// The system call: how many messages came, or a negative number.
+    fn ask(&mut self, socket: RawFd, wanted: usize) -> isize {
+        if wanted == 1 {
+            let header = &mut self.headers[0];
+            // SAFETY: header, name, control block, vector and buffer are valid for the lengths given and not in use.
+            let length = unsafe { libc::recvmsg(socket, &raw mut header.msg_hdr, libc::MSG_DONTWAIT) };
+            if length < 0 {
+                return length;
+            }
+            header.msg_len = length as u32;
+            return 1;
+        }
+        // SAFETY: as above, for all of them.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket,
+                self.headers.as_mut_ptr(),
+                wanted as u32,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        isize::try_from(count).unwrap_or(-1)
     }
 
     /// Reads what the kernel said about the current message.

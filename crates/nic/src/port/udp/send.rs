@@ -14,6 +14,8 @@ const UDP_SEGMENT: i32 = 103;
 const PENDING: usize = 32;
 /// Trains larger than this leave at once: copying them would cost more than a system call saves.
 const PENDING_BYTES: usize = 1280;
+/// The same where there are no trains, and each packet would cost a system call.
+const SINGLE_BYTES: usize = crate::egress::MAX_PACKET;
 /// Control data of a train: TOS, TTL, GSO size.
 const CONTROL: usize = 96;
 
@@ -205,6 +207,8 @@ pub(crate) struct Pending {
     scope: u32,
     waiting: Vec<Waiting>,
     bytes: Vec<u8>,
+    /// Bytes of the largest train that waits.
+    most: usize,
 }
 
 impl std::fmt::Debug for Pending {
@@ -220,12 +224,18 @@ impl Pending {
             scope: 0,
             waiting: Vec::with_capacity(PENDING),
             bytes: Vec::with_capacity(PENDING * PENDING_BYTES),
+            most: PENDING_BYTES,
         }
+    }
+
+    /// There are no trains: packets of any size wait for one another.
+    pub(crate) fn take_large(&mut self) {
+        self.most = SINGLE_BYTES;
     }
 
     /// Without room, as a stand-in: allocates nothing.
     pub(crate) const fn new_empty() -> Self {
-        Self { socket: -1, scope: 0, waiting: Vec::new(), bytes: Vec::new() }
+        Self { socket: -1, scope: 0, waiting: Vec::new(), bytes: Vec::new(), most: 0 }
     }
 
     /// The socket that all wait for, and its scope.
@@ -239,9 +249,9 @@ impl Pending {
 
     /// Takes a train if it is small, from the same socket as the others, and there is room.
     pub(crate) fn push(&mut self, socket: RawFd, scope: u32, train: &Train<'_>) -> bool {
-        let fits = train.bytes.len() <= PENDING_BYTES
+        let fits = train.bytes.len() <= self.most
             && self.waiting.len() < PENDING
-            && self.bytes.len() + train.bytes.len() <= PENDING * PENDING_BYTES;
+            && self.bytes.len() + train.bytes.len() <= PENDING * self.most;
         if !fits || (!self.waiting.is_empty() && socket != self.socket) {
             return false;
         }
