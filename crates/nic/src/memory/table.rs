@@ -21,7 +21,7 @@ use scalefabric_verbs::{AccessFlags, Errno, MwType, Qpn, VerbsError};
 use super::access::Accessor;
 use super::allocation::{Allocation, Allocator};
 use super::file::OwnFile;
-use super::key::{KeySpace, MAX_SLOTS};
+use super::key::{KeySpace, KnownKeys, MAX_SLOTS};
 use super::region::{Region, Registration};
 use super::window::Window;
 use super::{guard, probe};
@@ -157,6 +157,7 @@ pub struct MemoryTable {
     /// A forked child leaves its entries alone.
     pub(super) home: Home,
     keys: KeySpace,
+    known: KnownKeys,
     max_entries: u32,
     /// The first entries lie there, where other processes see them.
     file: Option<Arc<OwnFile>>,
@@ -197,6 +198,7 @@ impl MemoryTable {
         let table = Arc::new(Self {
             home: Home::here(),
             keys: KeySpace::new(seed.0),
+            known: KnownKeys::new(),
             max_entries,
             chunks,
             control: Mutex::new(control),
@@ -407,7 +409,7 @@ impl MemoryTable {
     /// The entry that a key might name, whether it is that key's or not: the one that shares its upper 24 bits.
     #[inline]
     pub(super) fn candidate(&self, key: u32) -> Option<&Entry> {
-        let slot = self.keys.slot(key);
+        let slot = self.known.slot(&self.keys, key);
         if let Some(entry) = self.shared(slot) {
             return Some(entry);
         }

@@ -61,15 +61,27 @@ impl Slots {
 
     /// Writes bytes from `word` on, eight to a word.
     pub fn set_bytes(&self, slot: u32, word: usize, bytes: &[u8]) {
-        for (i, chunk) in bytes.chunks(8).enumerate() {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for (i, eight) in words.iter().enumerate() {
+            self.set(slot, word + i, u64::from_le_bytes(*eight));
+        }
+        if !rest.is_empty() {
             let mut eight = [0; 8];
-            eight[..chunk.len()].copy_from_slice(chunk);
-            self.set(slot, word + i, u64::from_le_bytes(eight));
+            eight[..rest.len()].copy_from_slice(rest);
+            self.set(slot, word + words.len(), u64::from_le_bytes(eight));
         }
     }
 
     /// Reads bytes that [`Slots::set_bytes`] wrote from `word` on, beginning with byte `offset`.
     pub fn get_bytes(&self, slot: u32, word: usize, mut offset: usize, mut out: &mut [u8]) {
+        if offset.is_multiple_of(8) {
+            let (words, rest) = out.as_chunks_mut::<8>();
+            for (i, eight) in words.iter_mut().enumerate() {
+                *eight = self.get(slot, word + offset / 8 + i).to_le_bytes();
+            }
+            offset += 8 * words.len();
+            out = rest;
+        }
         while !out.is_empty() {
             let eight = self.get(slot, word + offset / 8).to_le_bytes();
             let part = &eight[offset % 8..];
