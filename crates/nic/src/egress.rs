@@ -2,9 +2,9 @@
 //!
 //! Each port has one arena. A packet is written straight to its end: headers, payload (copied there by the memory table or
 //! the ring), pad, ICRC. Neighbours of one size to one destination form a train (D4); the last one may be shorter and
-//! closes it. The place in the train is the packet's IPv4 identification, which the ICRC covers. When a port has no room
-//! its trains stay, in order, and [`Egress::reserve`] finds no room either, which is the back-pressure that the transport
-//! sees. Nothing here allocates after the start, and nothing looks at the protocol.
+//! closes it. The place in the train is the packet's IPv4 identification, which the ICRC covers. Behind half a train's bytes no new
+//! train begins until those before have left. When a port has no room its trains stay, in order, and [`Egress::reserve`] finds no
+//! room either, which is the back-pressure that the transport sees. Nothing here allocates after the start, and nothing looks at the protocol.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -131,7 +131,7 @@ impl Egress {
         {
             return Some(Room { start: self.tail, size, joins: true, ip_id: open.count as u16 });
         }
-        (self.trains.len() < MAX_TRAINS).then_some(Room { start: self.tail, size, joins: false, ip_id: 0 })
+        (!self.is_full()).then_some(Room { start: self.tail, size, joins: false, ip_id: 0 })
     }
 
     /// The bytes of a room.
@@ -175,10 +175,11 @@ impl Egress {
         self.blocked
     }
 
-    /// True if so much waits that it should leave before more is made: later it would have fallen out of the cache.
+    /// True if so much waits that it should leave before another train begins: later it would have fallen out of the nearest
+    /// cache.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.tail >= MAX_TRAIN_BYTES / 2 || self.trains.len() >= MAX_TRAINS / 2
+        self.tail >= MAX_TRAIN_BYTES / 2 || self.trains.len() >= MAX_TRAINS
     }
 
     /// Sends what waits until the port blocks; returns true if something left.
@@ -315,8 +316,10 @@ mod tests {
         let ids: Vec<_> = (0..5).map(|_| put(&mut e, 1, 1, 40).unwrap()).collect();
         assert_eq!(ids, [0, 1, 2, 3, 0]);
         e.max_train = 128;
-        let ids: Vec<_> = (0..17).map(|_| put(&mut e, 2, 1, 4112).unwrap()).collect();
-        assert_eq!(ids[14..], [14, 0, 1], "15 packets of 4112 bytes fill a train");
+        let ids: Vec<_> = (0..17).map_while(|_| put(&mut e, 2, 1, 4112)).collect();
+        assert_eq!(ids, (0..15).collect::<Vec<_>>(), "15 packets of 4112 bytes fill a train, and it has to leave");
+        e.flush(&mut port, &mut Batch::default());
+        assert_eq!(put(&mut e, 2, 1, 4112), Some(0));
         e.flush(&mut port, &mut Batch::default());
         assert!(port.trains.iter().all(|t| t.2.len() <= MAX_TRAIN_BYTES));
     }
@@ -329,7 +332,7 @@ mod tests {
         while put(&mut e, sent, 1, 4000).is_some() {
             sent += 1;
         }
-        assert_eq!(sent as usize, MAX_TRAIN_BYTES / 4000);
+        assert_eq!(sent as usize, (MAX_TRAIN_BYTES / 2).div_ceil(4000));
         assert!(!e.flush(&mut port, &mut Batch::default()) && e.is_blocked());
         port.room = 2;
         assert!(e.flush(&mut port, &mut Batch::default()) && e.is_blocked());

@@ -323,6 +323,7 @@ impl Nic {
         max: usize,
     ) -> usize {
         let port_num = index as u8 + 1;
+        self.ingress.forget_before();
         let count = ports[index].receive(max, &mut |datagram| self.take(now, memory, port_num, datagram));
         if count == 0 {
             return 0;
@@ -356,6 +357,10 @@ impl Nic {
     }
 
     fn take(&mut self, now: Time, memory: &Access<'_>, port_num: u8, datagram: &Datagram<'_>) {
+        if self.take_alike(now, memory, port_num, datagram) {
+            return;
+        }
+        self.ingress.forget_before();
         let index = usize::from(port_num) - 1;
         let active = self.fabric.tables.port(port_num).is_some_and(|p| p.is_active());
         let batch = &mut self.fabric.batches[index];
@@ -369,6 +374,27 @@ impl Nic {
             return self.take_packet(now, memory, port_num, &datagram, Some(&trailer));
         }
         self.take_packet(now, memory, port_num, datagram, None);
+    }
+
+    /// Takes a datagram that is like the one before it in its train the short way; false if it has to go the long one.
+    #[inline]
+    fn take_alike(&mut self, now: Time, memory: &Access<'_>, port_num: u8, datagram: &Datagram<'_>) -> bool {
+        let Some((qp, alike)) = self.ingress.alike(datagram) else { return false };
+        let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return false };
+        let QpEntry { transport, side, .. } = &mut **entry;
+        let batch = &mut self.fabric.batches[usize::from(port_num) - 1];
+        // The PSN first: an ICRC that is not needed costs more.
+        if transport.expected_psn() != alike.psn || !self.ingress.is_whole(datagram, batch) {
+            return false;
+        }
+        let mut host = QpHost { now, side, fabric: &mut self.fabric, memory, ports: None };
+        let taken = transport.receive_alike(&mut host, &alike);
+        if taken {
+            let batch = &mut self.fabric.batches[usize::from(port_num) - 1];
+            batch.count(Counter::ReceivedPackets, 1);
+            batch.count(Counter::ReceivedBytes, datagram.bytes.len() as u64);
+        }
+        taken
     }
 
     /// Takes a datagram without what stood behind its ICRC.
@@ -425,6 +451,9 @@ impl Nic {
             trailer,
         };
         transport.receive(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports: None }, &incoming);
+        if transport.takes_alike() {
+            self.ingress.remember(qp, datagram, packet);
+        }
         true
     }
 
@@ -576,28 +605,48 @@ impl Nic {
         let mut served = false;
         for _ in 0..self.run.len().min(budget.qps) {
             let Some(qp) = self.run.pop() else { break };
+            let next = self.transmit_from(qp, now, memory, ports, budget.transmit_per_qp);
+            served |= !matches!(next, None | Some(Next::Blocked));
+            match next {
+                None | Some(Next::Idle | Next::At(_)) => {}
+                Some(Next::Ready | Next::Blocked) => self.run.push(qp),
+            }
+            if self.fabric.egress.iter().any(Egress::is_blocked) && self.run.len() == 1 {
+                break;
+            }
+        }
+        served
+    }
+
+    /// Lets a QP send, at most `budget` packets. A train leaves as soon as it is full, while its bytes are in the nearest cache.
+    fn transmit_from(
+        &mut self,
+        qp: u16,
+        now: Time,
+        memory: &Access<'_>,
+        ports: &mut [Box<dyn Port>],
+        budget: usize,
+    ) -> Option<Next> {
+        let mut left = budget;
+        loop {
+            let before = left;
             let next = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
-                let next = entry.transport.transmit_before_ack(host, budget.transmit_per_qp, *entry.touched);
+                let next = entry.transport.transmit_before_ack(host, &mut left, *entry.touched);
                 *entry.wake_at = match next {
                     Next::At(at) => Some(at),
                     _ => None,
                 };
                 next
             });
-            served |= !matches!(next, None | Some(Next::Blocked));
-            match next {
-                None | Some(Next::Idle | Next::At(_)) => {}
-                Some(Next::Ready | Next::Blocked) => self.run.push(qp),
-            }
             if self.fabric.blocked || self.fabric.egress.iter().any(Egress::is_full) {
                 self.fabric.blocked = false;
                 self.flush(ports);
-                if self.fabric.egress.iter().any(Egress::is_blocked) && self.run.len() == 1 {
-                    break;
-                }
+            }
+            let goes_on = next == Some(Next::Blocked) && left < before && left > 0;
+            if !goes_on || self.fabric.egress.iter().any(Egress::is_blocked) {
+                return next;
             }
         }
-        served
     }
 
     /// What is posted to a QP leaves before the QP goes, as far as it can without waiting: programs post unsignaled datagrams
@@ -610,10 +659,7 @@ impl Nic {
         let mut blocked = false;
         // As many packets as a send queue has WQEs, at the least; what is longer than that is cut off.
         for _ in 0..LAST_ROUNDS {
-            let budget = self.config.budget.transmit_per_qp;
-            let next = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
-                entry.transport.transmit_before_ack(host, budget, *entry.touched)
-            });
+            let next = self.transmit_from(qp, now, memory, ports, self.config.budget.transmit_per_qp);
             let stuck = core::mem::replace(&mut blocked, next == Some(Next::Blocked));
             self.flush(ports);
             if !matches!(next, Some(Next::Ready | Next::Blocked)) || (blocked && stuck) {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use scalefabric_transport::congestion::int;
 use scalefabric_transport::host::{
-    AccessFault, AtomicOp, Direct, EmitError, Host, LocalFault, Outgoing, Path, Payload, RecvWqe, RemoteAccess, SendWqe,
+    AccessFault, AtomicOp, Direct, EmitError, Host, LocalFault, Outgoing, Path, Payload, PlainWrite, RecvWqe,
+    RemoteAccess, SendWqe,
 };
 use scalefabric_transport::{Counter, DropReason, Time};
 use scalefabric_verbs::event::EventType;
@@ -366,7 +367,9 @@ impl QpHost<'_, '_> {
         }
         fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
         let (transport, behind) = bytes.split_at_mut(size - 4 - trailer.len());
-        transport[header_len + length..].fill(0);
+        if pad > 0 {
+            transport[header_len + length..].fill(0);
+        }
         let (icrc, room_behind) = behind.split_at_mut(4);
         icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
         // The ICRC takes these bits for ones, whatever they are.
@@ -462,6 +465,11 @@ impl Host for QpHost<'_, '_> {
     #[inline]
     fn send_wqe(&mut self, index: u32) -> Option<SendWqe> {
         self.side.shared.send.as_ref()?.wqe(index)
+    }
+
+    #[inline]
+    fn plain_write(&mut self, index: u32) -> Option<PlainWrite> {
+        self.side.shared.send.as_ref()?.plain_write(index)
     }
 
     fn retire_sends(&mut self, next: u32) {
@@ -580,6 +588,11 @@ impl Host for QpHost<'_, '_> {
     #[inline]
     fn execute_directly(&mut self, wqe: &SendWqe, attr: &QpAttr, done: u32, psns: u32) -> Direct {
         self.directly(wqe, attr, done, psns)
+    }
+
+    #[inline]
+    fn may_execute_directly(&self) -> bool {
+        self.fabric.direct.is_some() && !self.side.direct.is_wire(self.now)
     }
 
     #[inline]

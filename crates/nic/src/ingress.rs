@@ -6,10 +6,12 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
+use scalefabric_transport::responder::Alike;
 use scalefabric_transport::{Counter, DropReason};
+use scalefabric_wire::bth;
 use scalefabric_wire::icrc::{Check, Flow, InverseCache, Sender};
 use scalefabric_wire::invalid::InvalidPacket;
-use scalefabric_wire::packet::{Headers, Packet};
+use scalefabric_wire::packet::{Headers, ICRC_LEN, Packet, Reth};
 use scalefabric_wire::{Gid, Qpn};
 
 use crate::counters::Batch;
@@ -105,6 +107,23 @@ pub enum Sorted<'a> {
 /// Source, destination, source port, and what the ICRCs between them have in common.
 type KnownFlow = (IpAddr, IpAddr, u16, Sender);
 
+/// Bytes of the BTH that name the opcode, the flags, the P_Key and the destination.
+const HEAD: usize = 8;
+
+/// A datagram that was delivered to a QP, for the next one, which in a train differs in little: what these decide need
+/// not be decided again.
+struct Before {
+    src: IpAddr,
+    dst: IpAddr,
+    src_port: u16,
+    traffic_class: u8,
+    head: [u8; HEAD],
+    qp: u16,
+    header_len: usize,
+    /// Its place among the flows.
+    flow: usize,
+}
+
 /// The state that checking needs: caches, nothing else.
 pub struct Ingress {
     slot: u8,
@@ -113,6 +132,7 @@ pub struct Ingress {
     /// Constants of the ICRCs by source, destination and port: making them costs more than a small packet's CRC.
     flows: Box<[Option<KnownFlow>]>,
     handover: Option<Box<dyn Handover>>,
+    before: Option<Before>,
 }
 
 impl Ingress {
@@ -124,12 +144,76 @@ impl Ingress {
             inverse: InverseCache::new(),
             flows: vec![None; FLOWS].into_boxed_slice(),
             handover: None,
+            before: None,
         }
     }
 
     /// Who takes datagrams for other slots.
     pub fn set_handover(&mut self, handover: Box<dyn Handover>) {
         self.handover = Some(handover);
+    }
+
+    /// The datagrams that come now have nothing to do with those before: a batch begins, or what a datagram is compared with is not
+    /// the one before it.
+    #[inline]
+    pub fn forget_before(&mut self) {
+        self.before = None;
+    }
+
+    /// The datagram went to that QP, which takes others like it the short way.
+    pub fn remember(&mut self, qp: u16, datagram: &Datagram<'_>, packet: &Packet<'_>) {
+        let Some(head) = datagram.bytes.first_chunk() else { return };
+        let (src, dst, src_port) = (datagram.src, datagram.dst, datagram.src_port);
+        self.before = Some(Before {
+            src,
+            dst,
+            src_port,
+            traffic_class: datagram.traffic_class,
+            head: *head,
+            qp,
+            header_len: packet.headers.len(),
+            flow: place(src, src_port),
+        });
+    }
+
+    /// If the datagram is like the one before it: the QP, and what it does not share with that one. Whether it is whole has to be
+    /// asked of [`Ingress::is_whole`].
+    #[inline]
+    pub fn alike<'a>(&self, datagram: &Datagram<'a>) -> Option<(u16, Alike<'a>)> {
+        let before = self.before.as_ref()?;
+        let bytes = datagram.bytes;
+        let same = bytes.first_chunk() == Some(&before.head)
+            && datagram.src_port == before.src_port
+            && datagram.traffic_class == before.traffic_class
+            && datagram.src == before.src
+            && datagram.dst == before.dst;
+        if !same {
+            return None;
+        }
+        let (headers, rest) = bytes.split_at_checked(before.header_len)?;
+        let (body, _) = rest.split_last_chunk::<ICRC_LEN>()?;
+        let view = bth::View::new(headers).ok()?;
+        let length = body.len().checked_sub(usize::from(view.pad_count())).filter(|_| body.len().is_multiple_of(4))?;
+        let reth = match headers.get(bth::LEN..) {
+            Some([]) | None => None,
+            Some(rest) => Some(Reth::parse(rest).ok()?),
+        };
+        Some((before.qp, Alike { psn: view.psn(), ack_req: view.ack_req(), reth, payload: &body[..length] }))
+    }
+
+    /// Whether a datagram that is like the one before it has the right ICRC.
+    #[inline]
+    pub fn is_whole(&mut self, datagram: &Datagram<'_>, batch: &mut Batch) -> bool {
+        let Some(flow) = self.before.as_ref().map(|before| before.flow) else { return false };
+        let Some((_, _, _, sender)) = self.flows[flow].as_mut() else { return false };
+        match sender.check(datagram.ip_id, datagram.bytes, &mut self.inverse) {
+            Check::Ok => true,
+            Check::OkWithId(_) => {
+                batch.count(Counter::SolvedIpIds, u64::from(self.solve_ip_ids));
+                self.solve_ip_ids
+            }
+            Check::Bad => false,
+        }
     }
 
     /// Checks a datagram and finds out for whom it is.
@@ -182,13 +266,18 @@ impl Ingress {
 #[inline]
 fn sender<'f>(flows: &'f mut [Option<KnownFlow>], datagram: &Datagram<'_>) -> &'f mut Sender {
     let (src, dst, port) = (datagram.src, datagram.dst, datagram.src_port);
-    let place = usize::from(port ^ (port >> 8) ^ last_byte(src)) % FLOWS;
-    let entry = &mut flows[place];
+    let entry = &mut flows[place(src, port)];
     if !matches!(entry, Some((s, d, p, _)) if *p == port && *s == src && *d == dst) {
         *entry = None;
     }
     let made = || (src, dst, port, Sender::new(Flow::between(Gid::from_ip(src), Gid::from_ip(dst), port)));
     &mut entry.get_or_insert_with(made).3
+}
+
+/// Where a flow is remembered.
+#[inline]
+fn place(src: IpAddr, port: u16) -> usize {
+    usize::from(port ^ (port >> 8) ^ last_byte(src)) % FLOWS
 }
 
 fn last_byte(ip: IpAddr) -> u16 {

@@ -88,6 +88,31 @@ pub struct SendWqe {
     pub xrc_srqn: Option<Srqn>,
 }
 
+/// A send WQE that is a plain WRITE: what sending and retiring it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainWrite {
+    /// From the WR.
+    pub remote_addr: u64,
+    /// From the WR.
+    pub rkey: RKey,
+    /// As in [`SendWqe`].
+    pub flags: SendFlags,
+    /// As in [`SendWqe`].
+    pub length: u32,
+}
+
+impl SendWqe {
+    /// It as a plain WRITE, if it is one.
+    pub const fn plain_write(&self) -> Option<PlainWrite> {
+        match *self {
+            Self { op: WqeOp::Write { remote_addr, rkey }, flags, length, xrc_srqn: None, .. } => {
+                Some(PlainWrite { remote_addr, rkey, flags, length })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A receive WQE that was taken from the RQ or an SRQ. Its SGEs stay with the host and are named by `slot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvWqe {
@@ -271,6 +296,10 @@ pub trait Host {
 
     /// The send WQE at `index`, or `None` if it is not posted yet.
     fn send_wqe(&mut self, index: u32) -> Option<SendWqe>;
+    /// The same if it is a [`WqeOp::Write`], without what only other operations need; else `None`. Always `None` is right, and slower.
+    fn plain_write(&mut self, index: u32) -> Option<PlainWrite> {
+        self.send_wqe(index)?.plain_write()
+    }
     /// Everything before `next` is done with: its ring space may be used again.
     fn retire_sends(&mut self, next: u32);
     /// Places a completion on the send CQ.
@@ -313,6 +342,11 @@ pub trait Host {
     /// many packets would have done it. By default packets go.
     fn execute_directly(&mut self, _wqe: &SendWqe, _attr: &QpAttr, _done: u32, _psns: u32) -> Direct {
         Direct::Wire
+    }
+
+    /// False if [`Host::execute_directly`] would only ever say [`Direct::Wire`] now. By default it has to be asked.
+    fn may_execute_directly(&self) -> bool {
+        true
     }
 
     /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.

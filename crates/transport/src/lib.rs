@@ -30,7 +30,7 @@ pub use admission::{Admitted, Receiver};
 pub use context::{Context, Fatal};
 pub use counter::{Counter, DropReason};
 pub use host::{
-    AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe,
+    AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, PlainWrite, RecvWqe,
     RemoteAccess, SendWqe, WqeOp,
 };
 pub use queue_pair::{Config, Next, QueuePair};

@@ -4,6 +4,8 @@
 
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{CongestionState, QpAttr, QpState, QpType, Qpn, WcStatus};
+use scalefabric_wire::Psn;
+use scalefabric_wire::opcode::Position;
 
 use crate::admission::{self, Receiver};
 use crate::congestion::{Controller, Event, Invalid, Profile, Route};
@@ -13,7 +15,7 @@ use crate::host::{Host, Incoming};
 use crate::migration;
 use crate::requester::control::Controlled;
 use crate::requester::{Requester, Stop};
-use crate::responder::{Acks, Cnps, Responder};
+use crate::responder::{Acks, Alike, Cnps, Responder};
 use crate::time::Time;
 
 /// What a device decides for its QPs, beyond their attributes.
@@ -90,12 +92,19 @@ pub struct QueuePair {
     pub(crate) ctx: Context,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
+    /// The last packet passed admission, and those like it take the short way.
+    alike: Option<Position>,
 }
 
 impl QueuePair {
     /// A QP in RESET.
     pub fn new(qp_type: QpType, qpn: Qpn, config: Config) -> Self {
-        Self { ctx: Context::new(qp_type, qpn, config), requester: Requester::new(None), responder: Responder::new() }
+        Self {
+            ctx: Context::new(qp_type, qpn, config),
+            requester: Requester::new(None),
+            responder: Responder::new(),
+            alike: None,
+        }
     }
 
     /// Its number.
@@ -173,31 +182,31 @@ impl QueuePair {
     }
 
     /// Sends at most `budget` packets: answers first, but never so many that requests starve.
-    pub fn transmit<H: Host>(&mut self, host: &mut H, budget: usize) -> Next {
-        self.transmit_before_ack(host, budget, false)
+    pub fn transmit<H: Host>(&mut self, host: &mut H, mut budget: usize) -> Next {
+        self.transmit_before_ack(host, &mut budget, false)
     }
 
-    /// The same; with `hold_ack` a plain ACK is kept back for [`QueuePair::end_of_batch`], which must follow. So requests
+    /// The same, and counts the budget down; with `hold_ack` a plain ACK is kept back for [`QueuePair::end_of_batch`], which must follow. So requests
     /// leave before it, and a short ACK can close their train.
-    pub fn transmit_before_ack<H: Host>(&mut self, host: &mut H, budget: usize, hold_ack: bool) -> Next {
+    pub fn transmit_before_ack<H: Host>(&mut self, host: &mut H, budget: &mut usize, hold_ack: bool) -> Next {
         // A doorbell on a QP in ERR or SQE: what was posted is flushed.
         self.flush(host);
         let mut answers = budget.div_ceil(2);
-        let mut left = budget - answers;
+        *budget -= answers;
         let mut next = self.transmit_answers(host, &mut answers, hold_ack);
-        left += answers;
+        *budget += answers;
         if next == Next::Blocked {
             return next;
         }
-        let requests = match self.requester.transmit(&self.ctx, host, &mut left) {
+        let requests = match self.requester.transmit(&self.ctx, host, budget) {
             Ok(requests) => requests,
             Err(stop) => {
                 self.stop(host, stop);
                 Next::Idle
             }
         };
-        if next == Next::Ready && left > 0 && requests != Next::Blocked {
-            next = self.transmit_answers(host, &mut left, hold_ack);
+        if next == Next::Ready && *budget > 0 && requests != Next::Blocked {
+            next = self.transmit_answers(host, budget, hold_ack);
         }
         next.and(requests)
     }
@@ -234,6 +243,7 @@ impl QueuePair {
 
     /// Takes a packet that was addressed to this QP.
     pub fn receive<H: Host>(&mut self, host: &mut H, packet: &Incoming<'_>) {
+        self.alike = None;
         let Some(admitted) = admission::admit(&mut self.ctx, host, packet) else { return };
         if admitted.receiver == Receiver::Controller {
             host.count(Counter::HandledCnps, 1);
@@ -260,8 +270,32 @@ impl QueuePair {
             return;
         }
         if let Err(fatal) = self.responder.receive(&self.ctx, host, &admitted) {
-            self.enter_error(host, fatal.event);
+            return self.enter_error(host, fatal.event);
         }
+        if !admitted.migrate {
+            self.alike = Responder::place_of_alike(&self.ctx, &admitted);
+        }
+    }
+
+    /// Takes a packet that came by the same port, from and to the same addresses, with the same traffic class and the same first
+    /// eight bytes of BTH as the last one that [`QueuePair::receive`] took, in the same batch: nothing but packets has
+    /// reached this QP since. False if it has to go there, too; then nothing has happened.
+    #[inline]
+    pub fn receive_alike<H: Host>(&mut self, host: &mut H, packet: &Alike<'_>) -> bool {
+        match self.alike {
+            Some(position) => self.responder.receive_alike(&self.ctx, host, position, packet),
+            None => false,
+        }
+    }
+
+    /// The PSN of the request that is expected next.
+    pub fn expected_psn(&self) -> Psn {
+        self.responder.expected_psn()
+    }
+
+    /// Whether the last packet that [`QueuePair::receive`] took was one of those for which [`QueuePair::receive_alike`] is made.
+    pub fn takes_alike(&self) -> bool {
+        self.alike.is_some()
     }
 
     /// Ends a batch of received packets: sends the ACK that covers them all. True if [`QueuePair::transmit`] has answers
@@ -338,6 +372,7 @@ impl QueuePair {
 
     pub(crate) fn enter_error<H: Host>(&mut self, host: &mut H, event: Option<EventType>) {
         self.ctx.state = QpState::Err;
+        self.alike = None;
         if let Some(event) = event {
             host.event(event);
         }

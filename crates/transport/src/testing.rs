@@ -24,7 +24,7 @@ use crate::congestion::Hop;
 use crate::congestion::int::{self, Trailer};
 use crate::counter::{Counter, DropReason};
 use crate::host::{
-    AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, RecvWqe,
+    AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, PlainWrite, RecvWqe,
     RemoteAccess, SendWqe, WqeOp,
 };
 use crate::time::Time;
@@ -137,6 +137,8 @@ pub struct TestHost {
     pub direct: VecDeque<Direct>,
     /// For which WQE it was asked, and from which byte on.
     pub asked: Vec<(u64, u32)>,
+    /// Whoever asks for a plain WRITE finds none: WQEs are taken one by one.
+    pub hides_plain_writes: bool,
     /// Receives come from an SRQ (its `take_recv` is the same; `posted_recvs` tells nothing).
     pub has_srq: bool,
     /// How a BIND_MW ends.
@@ -188,6 +190,7 @@ impl TestHost {
             mtu: Mtu::Mtu1024,
             direct: VecDeque::new(),
             asked: Vec::new(),
+            hides_plain_writes: false,
             has_srq: false,
             bind_result: Ok(()),
             invalidated: Vec::new(),
@@ -377,6 +380,13 @@ impl Host for TestHost {
     fn send_wqe(&mut self, index: u32) -> Option<SendWqe> {
         let at = index.wrapping_sub(self.retired);
         self.sends.get(at as usize).map(|p| p.wqe)
+    }
+
+    fn plain_write(&mut self, index: u32) -> Option<PlainWrite> {
+        if self.hides_plain_writes {
+            return None;
+        }
+        self.send_wqe(index)?.plain_write()
     }
 
     fn retire_sends(&mut self, next: u32) {

@@ -272,7 +272,10 @@ impl Flow {
     #[inline]
     pub fn icrc(&self, ip_id: u16, transport: &[u8]) -> u32 {
         if transport.len() <= crc::SHORT {
-            return !crc::update(self.state(ip_id, transport.len(), transport.get(4).copied().unwrap_or(0xff)), transport);
+            return !crc::update(
+                self.state(ip_id, transport.len(), transport.get(4).copied().unwrap_or(0xff)),
+                transport,
+            );
         }
         let mut running = self.start(ip_id, transport.len(), transport.get(4).copied().unwrap_or(0xff));
         running.update(transport);

@@ -53,6 +53,14 @@ pub enum DirectRoute {
     Open(Box<OpenRoute>),
 }
 
+impl DirectRoute {
+    /// Packets are the only way now.
+    #[inline]
+    pub(crate) fn is_wire(&self, now: Time) -> bool {
+        matches!(self, Self::Wire(until) if now.0 < *until)
+    }
+}
+
 /// The way to a peer's memory.
 #[derive(Debug)]
 pub struct OpenRoute {

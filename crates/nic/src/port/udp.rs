@@ -293,7 +293,13 @@ impl UdpPort {
         }
         for (&group, (_, sockets)) in &self.groups {
             let each = sockets.iter();
-            receivers.extend(each.map(|s| Receiver { socket: s.clone(), dst: group, group: true, warm: WARM, wanted: 1 }));
+            receivers.extend(each.map(|s| Receiver {
+                socket: s.clone(),
+                dst: group,
+                group: true,
+                warm: WARM,
+                wanted: 1,
+            }));
         }
         self.receivers = receivers;
         self.current = 0;

@@ -1,7 +1,7 @@
 //! The send queue's ring. A WQE is a control unit, for datagrams an address unit, and then its SGEs (four to a unit) or
 //! its inline bytes. The stride is fixed when the queue is made.
 
-use scalefabric_transport::host::{SendWqe, WqeOp};
+use scalefabric_transport::host::{PlainWrite, SendWqe, WqeOp};
 use scalefabric_verbs::{
     AccessFlags, AddressVector, FlushLevel, FlushPlacement, Gid, LKey, MwType, QKey, Qpn, RKey, SendFlags, Sge, Srqn,
 };
@@ -156,12 +156,35 @@ impl SendRing {
         })
     }
 
+    /// Engine: the same if it is a WRITE, as far as sending and retiring need it.
+    #[inline]
+    pub fn plain_write(&self, index: u32) -> Option<PlainWrite> {
+        let retired = self.retired.load(Ordering::Relaxed);
+        let posted = self.posted.load(Ordering::Acquire);
+        if index.wrapping_sub(retired) >= posted.wrapping_sub(retired) {
+            return None;
+        }
+        let slot = self.slot(index);
+        let control = self.slots.get(slot, CONTROL);
+        if control as u8 != OP_WRITE || control & (HAS_UD | HAS_XRC) != 0 {
+            return None;
+        }
+        Some(PlainWrite {
+            remote_addr: self.slots.get(slot, REMOTE_ADDR),
+            rkey: RKey((self.slots.get(slot, KEYS) >> 32) as u32),
+            flags: SendFlags::from_bits_retain((control >> 8) as u8 as u32),
+            length: (control >> 32) as u32,
+        })
+    }
+
     /// Engine: true if its bytes are inline.
+    #[inline]
     pub fn is_inline(&self, index: u32) -> bool {
         self.slots.get(self.slot(index), CONTROL) & IS_INLINE != 0
     }
 
     /// Engine: its SGEs; none if its bytes are inline.
+    #[inline]
     pub fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
         let slot = self.slot(index);
         let count = (self.slots.get(slot, CONTROL) >> 16) as u8 as usize;

@@ -7,7 +7,7 @@
 mod nak;
 mod read;
 
-use scalefabric_verbs::WcStatus;
+use scalefabric_verbs::{SendFlags, WcStatus};
 use scalefabric_wire::Psn;
 use scalefabric_wire::aeth;
 use scalefabric_wire::opcode::Operation;
@@ -119,6 +119,16 @@ impl Requester {
         let mut bytes = 0u32;
         let mut covered = Covered::All;
         while left > 0 {
+            if self.acked.packet == 0
+                && let Some(plain) = host.plain_write(self.acked.wqe)
+                && plain.length <= pmtu
+                && !plain.flags.contains(SendFlags::SIGNALED)
+            {
+                bytes = bytes.saturating_add(plain.length + segment::PACKET_COST);
+                self.acked.pass(1, 1);
+                left -= 1;
+                continue;
+            }
             self.retire_local(ctx, host);
             let Some(wqe) = self.oldest(host) else { break };
             if wqe.op.completion() != Kind::Posted {

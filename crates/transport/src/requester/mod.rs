@@ -10,6 +10,7 @@ pub(crate) mod control;
 mod direct;
 mod pacing;
 mod retry;
+mod run;
 pub(crate) mod segment;
 
 use alloc::boxed::Box;
@@ -184,6 +185,11 @@ impl Requester {
     /// Sends requests, at most `budget`, which it counts down.
     pub(crate) fn transmit<H: Host>(&mut self, ctx: &Context, host: &mut H, budget: &mut usize) -> Result<Next, Stop> {
         loop {
+            if let Err(error) = self.send_run(ctx, host, budget)
+                && let Some(next) = self.not_emitted(ctx, host, error)?
+            {
+                return Ok(next);
+            }
             if !self.may_go_on(ctx) {
                 return Ok(Next::Idle);
             }
@@ -201,7 +207,7 @@ impl Requester {
                     _ => u32::MAX,
                 };
                 if let Err(status) = segment::check(ctx, &wqe, datagram_bytes) {
-                    self.fail_here(ctx, host, &wqe, status)?;
+                    self.fail_here(ctx, host, wqe.index, status)?;
                     continue;
                 }
                 if self.is_fenced(&wqe) {
@@ -227,7 +233,7 @@ impl Requester {
             let stride = self.read_stride(ctx);
             let Some(mut segment) = segment::segment(ctx, &wqe, pkey, self.sending.packet, self.sending.psn, stride)
             else {
-                self.fail_here(ctx, host, &wqe, WcStatus::LocQpOpErr)?;
+                self.fail_here(ctx, host, wqe.index, WcStatus::LocQpOpErr)?;
                 continue;
             };
             let nothing_follows = match self.gate(ctx, host.now(), &wqe, &segment) {
@@ -254,13 +260,24 @@ impl Requester {
                     *budget -= 1;
                     self.sent(ctx, host, &wqe, &segment, ack_req);
                 }
-                Err(EmitError::Blocked) => return Ok(Next::Blocked),
-                Err(EmitError::Local(_) | EmitError::Access(_)) => {
-                    self.fail_here(ctx, host, &wqe, WcStatus::LocProtErr)?;
+                Err(error) => {
+                    if let Some(next) = self.not_emitted(ctx, host, error)? {
+                        return Ok(next);
+                    }
                 }
-                Err(EmitError::Status(status)) => self.fail_here(ctx, host, &wqe, status)?,
             }
         }
+    }
+
+    /// The packet at `sending` did not leave: what to wait for, or its WQE has failed.
+    fn not_emitted<H: Host>(&mut self, ctx: &Context, host: &mut H, error: EmitError) -> Result<Option<Next>, Stop> {
+        let status = match error {
+            EmitError::Blocked => return Ok(Some(Next::Blocked)),
+            EmitError::Local(_) | EmitError::Access(_) => WcStatus::LocProtErr,
+            EmitError::Status(status) => status,
+        };
+        self.fail_here(ctx, host, self.sending.wqe, status)?;
+        Ok(None)
     }
 
     /// Whether switches shall write on this packet: a controller learns from that, and the peer sends it back.
@@ -419,7 +436,7 @@ impl Requester {
                 _ => host.bind_mw(wqe.index),
             };
             if let Err(status) = done {
-                return self.fail_here(ctx, host, wqe, status);
+                return self.fail_here(ctx, host, wqe.index, status);
             }
             self.begun = self.begun.wrapping_add(1);
         }
@@ -432,8 +449,8 @@ impl Requester {
 
     /// A WQE cannot be sent. It completes with `status` when everything before it is complete: completions come in order
     /// (clause 10.8.5.1).
-    fn fail_here<H: Host>(&mut self, ctx: &Context, host: &mut H, wqe: &SendWqe, status: WcStatus) -> Result<(), Stop> {
-        self.failed = Some((wqe.index, status));
+    fn fail_here<H: Host>(&mut self, ctx: &Context, host: &mut H, index: u32, status: WcStatus) -> Result<(), Stop> {
+        self.failed = Some((index, status));
         self.check_failed(ctx, host)
     }
 

@@ -34,7 +34,7 @@ impl Responder {
                     }
                     self.complete(ctx, host, request, WcOpcode::Recv, received);
                 }
-                self.executed(ctx, host, request, ends);
+                self.executed(ctx, host, request.packet.headers.bth.ack_req, ends);
             }
             Task::Datagram => {
                 self.scatter(host, 0, &grh(request.packet))?;
@@ -55,7 +55,7 @@ impl Responder {
                         self.complete(ctx, host, request, WcOpcode::RecvRdmaWithImm, done);
                     }
                 }
-                self.executed(ctx, host, request, ends);
+                self.executed(ctx, host, request.packet.headers.bth.ack_req, ends);
             }
             Task::Read { source } => {
                 host.count(Counter::ReadRequests, 1);
@@ -86,14 +86,14 @@ impl Responder {
     }
 
     /// A packet of a SEND or WRITE is done: the next PSN, at the end of a message the next MSN, and an ACK.
-    fn executed<H: Host>(&mut self, ctx: &Context, host: &mut H, request: &Admitted<'_>, ends: bool) {
+    #[inline]
+    pub(super) fn executed<H: Host>(&mut self, ctx: &Context, host: &mut H, ack_req: bool, ends: bool) {
         if ends {
             self.message = None;
             self.count_message();
         }
         self.advance(1);
         if ctx.is_reliable() {
-            let ack_req = request.packet.headers.bth.ack_req;
             self.owe_ack(ctx, host, &Executed { ack_req, ends_message: ends, duplicate: false });
         }
     }

@@ -1,13 +1,14 @@
 //! Steps 8 to 10 of the walk: the responder checks a request, executes it and acknowledges it (clauses 9.4, 9.7.4, 9.7.5,
 //! 9.8, 9.9.3; annexes A14 for XRC, A17 for CNPs, A19 for FLUSH and ATOMIC WRITE).
 //!
-//! One file a step: `check` (what may be done), `execute` (doing it), `duplicate` (what was done before), `read` and
+//! One file a step: `check` (what may be done), `alike` (the short way through it for the packets of a train), `execute` (doing it), `duplicate` (what was done before), `read` and
 //! `resources` (answers that take their time, and their memory), `acknowledge` (ACK and NAK), `fault` (what follows from an
 //! error), `datagram` (the GRH), `notify` (CNPs). This one holds what they share and walks a request through them.
 //!
 //! Nothing is allocated for a packet; the only memory is the ring of remembered requests, made at the first READ or atomic.
 
 mod acknowledge;
+mod alike;
 mod check;
 mod datagram;
 mod duplicate;
@@ -20,6 +21,7 @@ mod resources;
 mod tests;
 
 pub use acknowledge::{AckPolicy, AckTime, Acks, Executed};
+pub use alike::Alike;
 pub use notify::{CnpPolicy, Cnps};
 
 use alloc::boxed::Box;

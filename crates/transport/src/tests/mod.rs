@@ -11,6 +11,7 @@ mod migration;
 mod order;
 mod random;
 mod read;
+mod runs;
 mod states;
 mod statuses;
 mod unreliable;

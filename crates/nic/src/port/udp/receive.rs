@@ -81,18 +81,7 @@ impl Batch {
             header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
             header.msg_controllen = CONTROL as _;
         }
-        Self {
-            headers,
-            names,
-            controls,
-            vectors,
-            buffers,
-            filled: 0,
-            message: 0,
-            offset: 0,
-            index: 0,
-            meta: None,
-        }
+        Self { headers, names, controls, vectors, buffers, filled: 0, message: 0, offset: 0, index: 0, meta: None }
     }
 
     /// True if the last call's datagrams have not all been handed on.

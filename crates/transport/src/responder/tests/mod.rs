@@ -1,5 +1,6 @@
 //! The responder against a peer that is a list of packets: one says exactly what arrives and sees exactly what leaves.
 
+mod alike;
 mod answers;
 mod checks;
 mod duplicates;

@@ -1,0 +1,155 @@
+//! Steps 3 to 5 of the walk for runs of packets that differ in little: WRITEs that fit one packet each, and the middle packets of
+//! a longer one. What does not differ from one to the next is looked at once.
+//!
+//! It sends only what [`Requester::transmit`] would send now, packet for packet the same; where anything asks for a closer look
+//! it leaves off, and `transmit` goes on from there. The two are twins: `tests/runs.rs` lets them send the same WQEs.
+
+use scalefabric_verbs::{QpState, QpType, SendFlags};
+use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
+use scalefabric_wire::packet::Reth;
+use scalefabric_wire::{PKey, Psn};
+
+use super::Requester;
+use super::ack_request::Occasion;
+use super::segment::PACKET_COST;
+use crate::context::Context;
+use crate::host::{EmitError, Host, Outgoing, Payload, PlainWrite};
+
+const WRITE_ONLY: Opcode = write(Position::Only);
+const WRITE_MIDDLE: Opcode = write(Position::Middle);
+
+const fn write(position: Position) -> Opcode {
+    match Opcode::find(Service::Rc, Operation::Write, position) {
+        Some(opcode) => opcode,
+        None => panic!("the table has every place of a WRITE"),
+    }
+}
+
+impl Requester {
+    /// Whether the next packet is new, and nothing shapes what leaves.
+    #[inline]
+    fn may_run(&self, ctx: &Context) -> bool {
+        ctx.qp_type == QpType::Rc
+            && ctx.state == QpState::Rts
+            && self.sending.psn == self.max_psn
+            && self.control.is_none()
+            && ctx.attr.rate_limit | u32::from(ctx.attr.ah_attr.static_rate) == 0
+            && self.retry.rnr_until.is_none()
+            && self.failed.is_none()
+    }
+
+    /// Sends as many packets as it can, at most `budget`, which it counts down. `Err`: why the one at `sending` was not sent.
+    #[inline]
+    pub(super) fn send_run<H: Host>(
+        &mut self,
+        ctx: &Context,
+        host: &mut H,
+        budget: &mut usize,
+    ) -> Result<(), EmitError> {
+        if *budget == 0 || !self.may_run(ctx) {
+            return Ok(());
+        }
+        let is_new = self.sending.packet == 0 && self.sending.wqe == self.begun;
+        // With nothing under way the host may execute a request without packets.
+        if is_new && self.sending.psn == self.acked.psn && host.may_execute_directly() {
+            return Ok(());
+        }
+        let Some(wqe) = host.plain_write(self.sending.wqe) else { return Ok(()) };
+        let (psn, before) = (self.sending.psn, self.sending.wqe);
+        let result = if is_new && wqe.length <= ctx.pmtu() {
+            self.send_whole(ctx, host, wqe, budget)
+        } else if self.sending.packet > 0 && self.begun == before.wrapping_add(1) {
+            self.send_middle(ctx, host, &wqe, budget)
+        } else {
+            return Ok(());
+        };
+        if self.sending.psn != psn {
+            if is_new {
+                self.begun = self.sending.wqe;
+            }
+            self.max_psn = self.sending.psn;
+            self.retry.arm(ctx, host.now());
+        }
+        result
+    }
+
+    /// A packet to begin with; the others differ from it in PSN, AckReq and RETH.
+    fn model<H: Host>(&self, ctx: &Context, host: &H, opcode: Opcode) -> Outgoing {
+        ctx.packet(opcode, ctx.pkey(host).unwrap_or(PKey(0)), self.sending.psn)
+    }
+
+    /// Bytes that may be under way once a packet that costs so much has left; `None` if it may not.
+    #[inline]
+    fn room_for(&self, ctx: &Context, cost: u32) -> Option<u32> {
+        let after = self.inflight.checked_add(cost)?;
+        let is_free = self.inflight == 0 || after <= ctx.config.max_inflight_bytes;
+        let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
+        (is_free && outstanding + 1 < Psn::MODULUS / 2).then_some(after)
+    }
+
+    /// WRITEs of one packet. Each ends a message, so each asks for an ACK.
+    fn send_whole<H: Host>(
+        &mut self,
+        ctx: &Context,
+        host: &mut H,
+        mut wqe: PlainWrite,
+        budget: &mut usize,
+    ) -> Result<(), EmitError> {
+        let pmtu = ctx.pmtu();
+        let mut outgoing = self.model(ctx, host, WRITE_ONLY);
+        outgoing.headers.bth.ack_req = true;
+        while *budget > 0 && wqe.length <= pmtu {
+            if wqe.flags.contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
+                break;
+            }
+            let Some(inflight) = self.room_for(ctx, wqe.length + PACKET_COST) else { break };
+            outgoing.headers.bth.psn = self.sending.psn;
+            outgoing.headers.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
+            let payload = match wqe.length {
+                0 => Payload::None,
+                length => Payload::Wqe { index: self.sending.wqe, offset: 0, length },
+            };
+            host.emit(&outgoing, payload)?;
+            *budget -= 1;
+            self.inflight = inflight;
+            self.ack_request.sent(true);
+            self.sending.pass(1, 1);
+            match host.plain_write(self.sending.wqe) {
+                Some(next) => wqe = next,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Packets of a WRITE that are neither its first nor its last.
+    fn send_middle<H: Host>(
+        &mut self,
+        ctx: &Context,
+        host: &mut H,
+        wqe: &PlainWrite,
+        budget: &mut usize,
+    ) -> Result<(), EmitError> {
+        let pmtu = ctx.pmtu();
+        let last = wqe.length.div_ceil(pmtu).saturating_sub(1);
+        let cost = pmtu + PACKET_COST;
+        let mut outgoing = self.model(ctx, host, WRITE_MIDDLE);
+        while *budget > 0 && self.sending.packet < last {
+            let Some(inflight) = self.room_for(ctx, cost) else { break };
+            let ack_req = self.ack_request.decide(Occasion {
+                ends_message: false,
+                nothing_follows: u64::from(inflight) + u64::from(cost) > u64::from(ctx.config.max_inflight_bytes),
+                interval: ctx.config.ack_req_interval,
+            });
+            (outgoing.headers.bth.psn, outgoing.headers.bth.ack_req) = (self.sending.psn, ack_req);
+            let offset = self.sending.packet * pmtu;
+            host.emit(&outgoing, Payload::Wqe { index: self.sending.wqe, offset, length: pmtu })?;
+            *budget -= 1;
+            self.inflight = inflight;
+            self.ack_request.sent(ack_req);
+            self.sending.psn = self.sending.psn.next();
+            self.sending.packet += 1;
+        }
+        Ok(())
+    }
+}
