@@ -1,13 +1,15 @@
 //! The decider: reports, records and answers come in, orders go out. It has no clock, no socket and no thread: whoever drives it hands in the time, of a clock that does not go
 //! back. Without authority it orders nothing; what it has learnt it keeps.
 
-use super::decision::{Decision, DecisionLog, DecisionOutcome, PortInput, explain};
+mod orders;
+mod samples;
+
+use super::decision::{DecisionLog, DecisionOutcome};
 use super::report::{ConnectionLoad, MAX_CONNECTIONS, MAX_PORTS, PortLoad, Refused, UtilisationReport};
 use super::ways::Ways;
 use crate::topology::PortName;
 use scalefabric_fabric::balance::{
-    ConnectionKey, ConnectionSample, Freeze, History, Move, Plan, Policy, PortKey, PortSample, Refusal, Route,
-    RouteKey, Snapshot, Wishes, plan,
+    ConnectionKey, Freeze, History, Policy, PortKey, Refusal, RouteKey, Snapshot, Wishes, plan,
 };
 use scalefabric_fabric::directory::{
     ConnectionId, ConnectionRecord, ConnectionState, FencingToken, Order, OrderResult,
@@ -15,7 +17,6 @@ use scalefabric_fabric::directory::{
 use scalefabric_fabric::{FabricError, Path};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 /// How long rounds are made often after something that deserves it, ms: longer than what takes several samples to be believed.
@@ -451,72 +452,6 @@ impl Decider {
         }
     }
 
-    /// What is known, in the numbers of the balancing rule.
-    fn samples(&self) -> (Vec<PortSample>, Vec<ConnectionSample>) {
-        let mut ports = Vec::new();
-        let mut owners: BTreeMap<IpAddr, Option<PortKey>> = BTreeMap::new();
-        for node in self.nodes.values() {
-            for load in &node.ports {
-                let Some(&port) = self.port_keys.get(&load.port) else { continue };
-                for &address in &load.addresses {
-                    // An address that two ports claim is nobody's.
-                    owners.entry(address).and_modify(|owner| *owner = None).or_insert(Some(port));
-                }
-                ports.push(PortSample {
-                    port,
-                    plane: self.planes.get(&load.port).copied(),
-                    taken_ms: node.taken_ms,
-                    up: load.up,
-                    capacity_bps: load.capacity_bps,
-                    tx_bps: load.tx_bps,
-                    rx_bps: load.rx_bps,
-                });
-            }
-        }
-        let connections = self.connections.values().filter_map(|view| self.sample(view, &owners)).collect();
-        (ports, connections)
-    }
-
-    fn sample(&self, view: &ConnectionView, owners: &BTreeMap<IpAddr, Option<PortKey>>) -> Option<ConnectionSample> {
-        let ConnectionRecord { id, path, alternatives, state, .. } = &*view.record;
-        let node = self.nodes.get(node_of(id))?;
-        // Agents speak of those that carry the most: what they leave out carries next to nothing.
-        let (tx_bps, rx_bps, retransmit_ratio) =
-            node.connections.get(id).map_or((0.0, 0.0, 0.0), |load| (load.tx_bps, load.rx_bps, load.retransmit_ratio));
-        let mut routes: Vec<Route> = Vec::with_capacity(1 + alternatives.len() + view.ways.len());
-        for path in view.paths() {
-            let Some(route) = self.route(id, path, view.route_key(path), owners) else { continue };
-            if routes.iter().all(|other| other.key != route.key) {
-                routes.push(route);
-            }
-        }
-        Some(ConnectionSample {
-            connection: view.key,
-            taken_ms: node.taken_ms,
-            tx_bps,
-            rx_bps,
-            retransmit_ratio,
-            route: view.route_key(path),
-            routes,
-            moved_ms: None,
-            movable: *state == ConnectionState::Up,
-        })
-    }
-
-    /// A path as a route: the port here, and the port that has the address at the other end if an agent says so.
-    fn route(
-        &self,
-        id: &ConnectionId,
-        path: &Path,
-        key: RouteKey,
-        owners: &BTreeMap<IpAddr, Option<PortKey>>,
-    ) -> Option<Route> {
-        let name = PortName { node: node_of(id).into(), device: path.device.clone(), port_num: path.port_num };
-        let local = *self.port_keys.get(&name)?;
-        let remote = owners.get(&path.dgid.to_ip()).copied().flatten();
-        Some(Route { key, local, remote, via: Vec::new() })
-    }
-
     fn keyed_wishes(&self) -> Wishes {
         let key = |id: &ConnectionId| Some(self.connections.get(id)?.key);
         Wishes {
@@ -530,78 +465,6 @@ impl Decider {
                 .filter_map(|(id, path)| Some((key(id)?, route_key(path, path.dscp))))
                 .collect(),
         }
-    }
-
-    /// Notes the decisions and makes orders of them.
-    fn carry_out(
-        &mut self,
-        decided: &Plan,
-        snapshot: &Snapshot<'_>,
-        wishes: &Wishes,
-        token: FencingToken,
-    ) -> Vec<Order> {
-        let ids: BTreeMap<ConnectionKey, ConnectionId> = if decided.moves.is_empty() {
-            BTreeMap::new()
-        } else {
-            self.connections.iter().map(|(id, view)| (view.key, id.clone())).collect()
-        };
-        let mut orders = Vec::new();
-        for one in &decided.moves {
-            let Some(id) = ids.get(&one.connection) else { continue };
-            let Some(decision) = self.decision(one, id, decided, snapshot, wishes, token) else { continue };
-            let (path, reason) = (decision.to.clone(), decision.text.clone());
-            let serial = self.log.note(decision);
-            if self.options.dry_run {
-                continue;
-            }
-            let order = Order::Move { connection: id.clone(), path, token, reason };
-            let until_ms = snapshot.now_ms.saturating_add(self.policy.order_ms);
-            self.outstanding.insert(id.clone(), Outstanding { decision: serial, order: order.clone(), until_ms });
-            orders.push(order);
-        }
-        orders
-    }
-
-    fn decision(
-        &self,
-        one: &Move,
-        id: &ConnectionId,
-        decided: &Plan,
-        snapshot: &Snapshot<'_>,
-        wishes: &Wishes,
-        token: FencingToken,
-    ) -> Option<Decision> {
-        let view = self.connections.get(id)?;
-        let path = |key: RouteKey| {
-            let found = view.paths().find(|path| view.route_key(path) == key)?;
-            Some(Path { dscp: view.record.path.dscp, ..found.clone() })
-        };
-        let sample = snapshot.connections.iter().find(|sample| sample.connection == one.connection)?;
-        let used: BTreeSet<PortKey> = sample.routes.iter().flat_map(Route::ports).collect();
-        let name = |key: PortKey| self.port_names.get(key.0 as usize).cloned();
-        let input = |sample: &PortSample| {
-            let hot = decided.hot.iter().any(|&(port, ..)| port == sample.port);
-            used.contains(&sample.port)
-                .then(|| Some(PortInput { name: name(sample.port)?, sample: *sample, hot }))
-                .flatten()
-        };
-        Some(Decision {
-            serial: 0,
-            at_ms: snapshot.now_ms,
-            token,
-            connection: id.clone(),
-            from: path(one.from)?,
-            to: path(one.to)?,
-            reason: one.reason,
-            text: explain(&one.reason, |key| self.port_name(key)),
-            sample: sample.clone(),
-            ports: snapshot.ports.iter().filter_map(input).collect(),
-            hot: decided.hot.iter().filter_map(|&(port, way, load)| Some((name(port)?, way, load))).collect(),
-            effort: decided.effort,
-            policy: self.policy.clone(),
-            wishes: wishes.clone(),
-            outcome: if self.options.dry_run { DecisionOutcome::DryRun } else { DecisionOutcome::Ordered },
-        })
     }
 }
 
