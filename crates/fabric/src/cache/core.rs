@@ -179,14 +179,31 @@ impl Core {
     /// Waits until all that the kernel has changed is applied; false if that does not come to be.
     #[inline]
     fn settle(&self) -> bool {
-        let Source::Kernel { watch, .. } = &self.source else { return true };
+        match &self.source {
+            Source::Kernel { watch, .. } => self.look(watch) == Settled::Yes || self.settle_in_time(watch),
+            Source::Promised | Source::Nobody => true,
+        }
+    }
+
+    /// One look, at the kernel and at what was read of it.
+    #[inline]
+    fn look(&self, watch: &Watch) -> Settled {
+        let settled = if self.config.weakness == Weakness::NoQuestion { Settled::Yes } else { watch.settled() };
+        // The kernel's look comes before ours. What is held was held before both: `Entry::hold` is one instruction that nothing overtakes.
+        fence(Ordering::Acquire);
+        if settled == Settled::Yes && !self.sequence.load(Ordering::SeqCst).is_multiple_of(2) {
+            return Settled::Changing;
+        }
+        settled
+    }
+
+    #[cold]
+    fn settle_in_time(&self, watch: &Watch) -> bool {
         for _ in 0..PATIENCE {
-            let settled = if self.config.weakness == Weakness::NoQuestion { Settled::Yes } else { watch.settled() };
-            fence(Ordering::SeqCst);
-            match settled {
-                Settled::Yes if self.sequence.load(Ordering::SeqCst).is_multiple_of(2) => return true,
+            match self.look(watch) {
+                Settled::Yes => return true,
                 Settled::Broken => return false,
-                Settled::Yes | Settled::Changing => std::thread::yield_now(),
+                Settled::Changing => std::thread::yield_now(),
             }
         }
         false

@@ -68,6 +68,7 @@ impl Entry {
         self.end - self.start
     }
 
+    #[inline]
     pub fn is_here(&self) -> bool {
         self.home.is_here()
     }

@@ -57,23 +57,36 @@ impl Cache {
     /// # Safety
     /// Until the region is dropped, and as long as the cache keeps it afterwards, peers and devices read and write those pages as the cache's access says:
     /// nobody may hold Rust references to bytes that they may write. Memory that is unmapped meanwhile is an error for who uses it, never a signal.
+    // A hit is inlined whole: behind a system call the processor has forgotten where functions return to, and each return costs as much as all the rest.
+    #[inline]
     pub unsafe fn region(&self, addr: *mut u8, length: usize) -> Result<Region, FabricError> {
         let core = self.core();
-        core.home.check("this cache")?;
         let at = addr.expose_provenance();
+        if core.home.is_here()
+            && let Some(end) = at.checked_add(length)
+            && let Some(entry) = remembered(core, at, end)
+        {
+            return Ok(Region { entry, addr: at, length });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.region_anew(addr, length) }
+    }
+
+    /// # Safety
+    /// As [`Cache::region`].
+    #[cold]
+    unsafe fn region_anew(&self, addr: *mut u8, length: usize) -> Result<Region, FabricError> {
+        let core = self.core();
+        core.home.check("this cache")?;
+        let at = addr.addr();
         let Some(end) = at.checked_add(length).filter(|end| end.checked_next_multiple_of(PAGE).is_some()) else {
             return Err(FabricError::misuse(format!("{length} bytes at {addr:p} pass the end of the address space")));
         };
-        if let Some(entry) = remembered(core, at, end) {
-            return Ok(Region { entry, addr: at, length });
-        }
         // SAFETY: the caller's promise.
         let entry = unsafe { find_or_make(core, at, end) }?;
         Ok(Region { entry, addr: at, length })
     }
-}
 
-impl Cache {
     /// As [`Cache::region`], of all pieces that a list of work requests names: what this thread knows of is found by one question to the kernel instead of one
     /// for each. The regions are put behind what is in `into`, in the order of the pieces. On error none of them is.
     ///
@@ -145,6 +158,13 @@ fn remembered(core: &Core, start: usize, end: usize) -> Option<Arc<Entry>> {
     if core.confirm(&entry) {
         return Some(entry);
     }
+    forget(core, entry);
+    None
+}
+
+/// What this thread remembers is not what is there any more.
+#[cold]
+fn forget(core: &Core, entry: Arc<Entry>) {
     entry.take_back_find();
     let _ = MEMORIES.try_with(|memories| {
         for memory in memories.borrow_mut().iter_mut().filter(|memory| memory.cache == core.id) {
@@ -156,7 +176,6 @@ fn remembered(core: &Core, start: usize, end: usize) -> Option<Arc<Entry>> {
         }
     });
     drop_handle(entry);
-    None
 }
 
 fn remember(core: &Core, entry: &Arc<Entry>) {
@@ -332,6 +351,7 @@ impl Local for Region {
 }
 
 impl Drop for Region {
+    #[inline]
     fn drop(&mut self) {
         if self.entry.is_here() && self.entry.let_go() {
             give_back(Arc::clone(&self.entry));
