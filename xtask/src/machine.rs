@@ -1,7 +1,9 @@
 //! What the tests need of the machine beyond a Rust compiler: a few programs, and root for network namespaces. What is
-//! missing is installed if we are root on Debian or Ubuntu, else named, with what will be skipped.
+//! missing is installed if we are root on Debian or Ubuntu, else named, with what will be skipped. No service of the machine is
+//! switched on: a program whose package would do that is unpacked below the target folder, and nothing else changes.
 
 use crate::process;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Something that a package brings, and what is skipped without it.
@@ -40,6 +42,20 @@ const NEEDS: &[Need] = &[
     need("/usr/lib/python3/dist-packages/pyverbs", "python3-pyverbs", "clients: the tests of rdma-core"),
 ];
 
+/// Programs whose packages start a service when they are installed: the tests find them in `target/unpacked/<package>`.
+const UNPACKED: &[Need] = &[need("/usr/sbin/lldpd", "lldpd", "LLDP between two network namespaces")];
+
+/// Fetches a package and what it needs beyond what is installed, and unpacks all of it in the present folder. None of their scripts is run.
+const UNPACK: &str = r#"
+    set -e
+    mkdir -p debs/partial root
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends --reinstall --download-only \
+        -o APT::Sandbox::User=root -o Dir::Cache::archives="$PWD/debs" "$1"
+    for package in debs/*.deb; do dpkg-deb -x "$package" root; done
+    rm -r debs
+"#;
+
 /// Installs or names what is missing; gives a sentence for each kind of test that will be skipped.
 pub fn prepare(installs: bool) -> Vec<String> {
     let mut missing: Vec<&Need> = NEEDS.iter().filter(|need| !is_there(need.thing)).collect();
@@ -54,10 +70,42 @@ pub fn prepare(installs: bool) -> Vec<String> {
         .iter()
         .map(|need| format!("{}: `{}` is missing; install the package {}", need.skipped, need.thing, need.package))
         .collect();
+    for need in UNPACKED {
+        if let Err(message) = provide(need, installs) {
+            skipped.push(format!("{}: {message}", need.skipped));
+        }
+    }
     if !is_root() {
         skipped.push("tests between two network namespaces: they need root".to_owned());
     }
     skipped
+}
+
+/// A program that is there, or is unpacked. Error: why it is not, and what helps.
+fn provide(need: &Need, installs: bool) -> process::Outcome {
+    let folder = process::target_folder()?.join("unpacked").join(need.package);
+    let there = |folder: &Path| folder.join("root").join(need.thing.trim_start_matches('/')).is_file();
+    if is_there(need.thing) || there(&folder) {
+        return Ok(());
+    }
+    let by_hand = format!("`{}` is missing; install the package {}", need.thing, need.package);
+    if !installs || !is_root() || !is_there("apt-get") || !is_there("dpkg-deb") {
+        return Err(by_hand);
+    }
+    println!("    unpacking {} in {}", need.package, folder.display());
+    unpack(need.package, &folder).map_err(|message| format!("{by_hand} ({message})"))
+}
+
+/// Puts a package's files into `folder/root`, all or none.
+fn unpack(package: &str, folder: &Path) -> process::Outcome {
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let beginning: PathBuf = folder.with_extension("part");
+    let _ = std::fs::remove_dir_all(&beginning);
+    std::fs::create_dir_all(&beginning).map_err(failed)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", UNPACK, "sh", package]).current_dir(&beginning).env("DEBIAN_FRONTEND", "noninteractive");
+    process::run(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
+    std::fs::rename(&beginning, folder).map_err(failed)
 }
 
 /// Installs packages of Debian or Ubuntu.

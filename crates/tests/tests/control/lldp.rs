@@ -1,5 +1,5 @@
 //! LLDP for real: a daemon on a node and one that plays its switch, at the two ends of a cable between two network namespaces. What they tell one another is read by the agent with
-//! `lldpctl`, told to control, and shown as a cable. Needs root and `lldpd`; nothing of it leaves the namespaces.
+//! `lldpctl`, told to control, and shown as a cable. Needs root and `lldpd`, installed or unpacked by the test command; nothing of it leaves the namespaces.
 
 use crate::world::{Control, PATIENCE, call, runtime};
 use scalefabric_control::agent::ports::{PortCounters, PortSource};
@@ -8,16 +8,24 @@ use scalefabric_control::clock::Machine;
 use scalefabric_control::directory::PortRecord;
 use scalefabric_tests::{Folder, eventually};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The namespaces: the shell is in the node's, and its first child in the switch's. `$1`: a folder.
+/// The namespaces: the shell is in the node's, and its first child in the switch's. `$1`: a folder. The daemons lock themselves up in `/run/lldpd` as a user whom only
+/// the package's installation makes: both are there for these namespaces alone.
 const STAGE: &str = r#"
     set -e
     cd "$1"
+    for file in passwd group; do cp "/etc/$file" "$file"; done
+    grep -q '^_lldpd:' passwd || echo '_lldpd:x:65534:65534::/run/lldpd:/usr/sbin/nologin' >> passwd
+    grep -q '^_lldpd:' group || echo '_lldpd:x:65534:' >> group
+    for file in passwd group; do mount --bind "$file" "/etc/$file"; done
+    mount -t tmpfs -o mode=755 lldp /run
+    mkdir /run/lldpd
     hostname node1
     ip link set lo up
     ip link add rail1 type veth peer name swp7
@@ -34,11 +42,9 @@ const STAGE: &str = r#"
 struct Stage(Child);
 
 impl Stage {
-    fn set(folder: &Path) -> Self {
-        // Both daemons lock themselves up in it.
-        std::fs::create_dir_all("/run/lldpd").expect("a folder");
-        let mut command = Command::new("unshare");
-        command.args(["-n", "-u", "sh", "-c", STAGE, "sh"]).arg(folder).process_group(0);
+    fn set(programs: &Programs, folder: &Path) -> Self {
+        let mut command = programs.command("unshare");
+        command.args(["-m", "-n", "-u", "sh", "-c", STAGE, "sh"]).arg(folder).process_group(0);
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("unshare"))
     }
 }
@@ -75,24 +81,47 @@ impl PortSource for Rail {
     }
 }
 
-fn is_there(program: &str) -> bool {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders).chain(["/usr/sbin".into()]).any(|folder| folder.join(program).is_file())
+/// Where the daemon's programs are: those of the machine, or those that the test command has unpacked, with their libraries.
+struct Programs {
+    root: PathBuf,
+}
+
+impl Programs {
+    fn find() -> Option<Self> {
+        let own = std::env::current_exe().expect("a test knows its file");
+        let unpacked = own.ancestors().map(|folder| folder.join("unpacked/lldpd/root"));
+        let mut roots = unpacked.chain([PathBuf::from("/")]);
+        roots.find(|root| root.join("usr/sbin/lldpd").is_file()).map(|root| Self { root })
+    }
+
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        let own = [self.root.join("usr/sbin"), self.root.join("usr/bin")];
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path))).expect("folders");
+        command.env("PATH", path);
+        if self.root != Path::new("/") {
+            let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
+            let libraries = ["usr/lib", "lib"].map(|folder| self.root.join(folder).join(&machine));
+            command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).expect("folders"));
+        }
+        command
+    }
 }
 
 #[test]
 fn a_cable_that_lldp_sees_is_a_cable_of_the_topology() {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
-    if !is_root || !is_there("lldpd") {
+    let Some(programs) = Programs::find().filter(|_| is_root) else {
         return println!("skipped: LLDP between two network namespaces: it needs root and the package lldpd");
-    }
+    };
     let (runtime, folder) = (runtime(), Folder::new("control"));
     let place = folder.join("");
-    let _stage = Stage::set(&place);
+    let _stage = Stage::set(&programs, &place);
     // A program that asks the daemon of this test and not that of the machine. Another process writes it: one that is open for writing anywhere could not be started.
     let program = folder.join("lldpctl");
-    let script = "printf '#!/bin/sh\\nexec lldpctl -u \"%s\" \"$@\"\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"";
-    let made = Command::new("sh").args(["-c", script, "sh"]).arg(folder.join("node.sock")).arg(&program).status();
+    let script = "printf '#!/bin/sh\\nPATH=\"%s\" LD_LIBRARY_PATH=\"%s\" exec lldpctl -u \"%s\" \"$@\"\\n' \"$PATH\" \"$LD_LIBRARY_PATH\" \"$1\" > \"$2\" && chmod 755 \"$2\"";
+    let made = programs.command("sh").args(["-c", script, "sh"]).arg(folder.join("node.sock")).arg(&program).status();
     assert!(made.expect("sh").success());
     // The agent asks twice a minute: it begins when there is something to hear.
     let begun = Instant::now();
