@@ -9,9 +9,10 @@ use scalefabric_fabric::directory::{
 };
 use scalefabric_fabric::session::{
     Abilities, Action, Body, Change, Drained, Input, LaneId, MemoryOffer, Patience, QpOffer, Role, Session, Setup,
+    Ticket,
 };
 use scalefabric_fabric::{FabricError, Path, RemoteRange};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Messages that are posted and not acknowledged at most.
 const DEPTH: usize = 16;
@@ -61,7 +62,7 @@ pub struct End {
     /// Resolves as if the peer had received one less: a canary.
     pub forgets: bool,
     inputs: VecDeque<Input>,
-    orders: Vec<(FencingToken, OrderId)>,
+    orders: BTreeSet<OrderId>,
     log: VecDeque<u64>,
     posted: usize,
     executed: u64,
@@ -123,7 +124,7 @@ impl End {
             rebuilds: 0,
             forgets: false,
             inputs: VecDeque::new(),
-            orders: Vec::new(),
+            orders: BTreeSet::new(),
             log: VecDeque::new(),
             posted: 0,
             executed: 0,
@@ -148,14 +149,15 @@ impl End {
 
     /// An order to move or to close.
     pub fn order(&mut self, id: OrderId, order: &Order, now_ns: u64, at: u64) {
-        let (token, input) = match order {
-            Order::Move { path, token, reason, .. } => (*token, Input::Move(change(path, *token, reason))),
+        let ticket = Ticket(id.0);
+        let input = match order {
+            Order::Move { path, token, reason, .. } => Input::Move { ticket, change: change(path, *token, reason) },
             Order::Close { token, reason, .. } => {
-                (*token, Input::Close { reason: reason.clone(), token: Some(*token) })
+                Input::Close { reason: reason.clone(), order: Some((ticket, *token)) }
             }
             Order::RotateKeys { .. } => return,
         };
-        self.orders.push((token, id));
+        self.orders.insert(id);
         self.handle(input, now_ns, at);
     }
 
@@ -333,15 +335,14 @@ impl End {
                 self.state = state;
                 self.publish();
             }
-            Action::Answer { token, result } => {
-                if let Some(index) = self.orders.iter().position(|(other, _)| *other == token) {
-                    let (_, order) = self.orders.remove(index);
-                    self.out.push(Effect::Answered(order, result));
+            Action::Answer { ticket, result } => {
+                if self.orders.remove(&OrderId(ticket.0)) {
+                    self.out.push(Effect::Answered(OrderId(ticket.0), result));
                 }
             }
             Action::Closed(error) => {
                 self.stop();
-                for (_, order) in std::mem::take(&mut self.orders) {
+                for order in std::mem::take(&mut self.orders) {
                     self.out.push(Effect::Answered(order, OrderResult::RolledBack { reason: error.message.clone() }));
                 }
                 self.closed = Some(error.clone());

@@ -50,9 +50,9 @@ impl Future for Pending {
             let link = &self.link;
             let mut sender = lock(&link.sender);
             let ended = link.drive_sender(&mut sender)?;
-            let outcome = sender.take_cell(cell);
+            let outcome = sender.cells.take(cell);
             if outcome.is_none() {
-                sender.watch_cell(cell, cx.waker());
+                sender.cells.watch(cell, cx.waker());
             }
             drop(sender);
             if ended {
@@ -71,7 +71,7 @@ impl Future for Pending {
                 self.link.arm_sender()?;
                 let mut sender = lock(&self.link.sender);
                 self.link.drive_sender(&mut sender)?;
-                match sender.take_cell(cell) {
+                match sender.cells.take(cell) {
                     Some(outcome) => {
                         drop(sender);
                         self.cell = None;
@@ -87,7 +87,7 @@ impl Future for Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(cell) = self.cell {
-            lock(&self.link.sender).abandon_cell(cell);
+            lock(&self.link.sender).cells.abandon(cell);
         }
     }
 }

@@ -55,7 +55,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let reason = "the application let go of it".into();
-        let _ = self.link.tell.send(Told::Input(Input::Close { reason, token: None }));
+        let _ = self.link.tell.send(Told::Input(Input::Close { reason, order: None }));
     }
 }
 
@@ -150,7 +150,7 @@ impl Connection {
             let mut sender = lock(&link.sender);
             let ended = link.drive_sender(&mut sender)?;
             let outcome = match cell {
-                Some(cell) => sender.take_cell(cell),
+                Some(cell) => sender.cells.take(cell),
                 None => {
                     cell = sender.post_for_cell(&operation)?;
                     None
@@ -304,7 +304,7 @@ impl Connection {
             Err(error) => return Err(error),
         }
         let reason = "the application closed it".into();
-        if self.link().tell.send(Told::Input(Input::Close { reason, token: None })).is_err() {
+        if self.link().tell.send(Told::Input(Input::Close { reason, order: None })).is_err() {
             return Ok(());
         }
         self.wait_for(None, || Ok(self.link().closed().map(|_| ())))?;

@@ -17,7 +17,7 @@ use super::window::Asked;
 use crate::directory::{ConnectionId, ConnectionRecord, FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::exchange::Channel;
-use crate::session::{Body, Input, MemoryOffer};
+use crate::session::{Body, Change, Input, MemoryOffer};
 use scalefabric_verbs::{CompletionChannel, PKey};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ pub(crate) enum Told {
     /// For the session.
     Input(Input),
     /// An order, and who waits for its answer.
-    Ordered(Input, FencingToken, oneshot::Sender<OrderResult>),
+    Ordered(Wanted, oneshot::Sender<OrderResult>),
     /// The peer has dialled, or somebody in its name; this is what was said first, and by whom.
     Channel(Box<dyn Channel>, Body, String),
     /// Somebody waits for events: watch the completion channel.
@@ -52,6 +52,14 @@ pub(crate) enum Told {
     Offer(Input, oneshot::Sender<bool>),
     /// Windows are to be bound to what is lent, anew if they are already; and who waits until the keys of before may go.
     Bind(Option<Asked>),
+}
+
+/// What an order wants of a connection.
+pub(crate) enum Wanted {
+    /// That it takes another path.
+    Move(Change),
+    /// That it ends.
+    Close { reason: String, token: FencingToken },
 }
 
 /// A fault that is made on purpose.

@@ -4,10 +4,11 @@
 
 use super::config::Config;
 use super::hub::PortAt;
+use super::link::Wanted;
 use super::service::Shared;
 use super::task::{Asker, Task};
 use crate::path::{Path, flow_label_of};
-use crate::session::{Change, Input};
+use crate::session::Change;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -159,8 +160,8 @@ impl Task {
         let token = self.session.highest_token();
         let reason = format!("more than {} of a thousand packets were lost", self.link.config.retransmit_permille);
         self.home.forget();
-        self.answers.push((token, Asker::Nobody));
-        self.inputs.push_back(Input::Move(Change { path, peer_path: None, strategy: None, token, reason }));
+        let change = Change { path, peer_path: None, strategy: None, token, reason };
+        self.order(Wanted::Move(change), Asker::Nobody);
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod acquaintance;
 mod alternate;
+mod cell;
 mod completion;
 mod config;
 mod connection;

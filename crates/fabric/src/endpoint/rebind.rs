@@ -2,10 +2,10 @@
 //! ([`crate::session`]); nothing is decided here.
 
 use super::connection::Connection;
-use super::link::Told;
+use super::link::{Told, Wanted};
 use crate::directory::OrderResult;
 use crate::error::FabricError;
-use crate::session::{Change, Input};
+use crate::session::Change;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -40,9 +40,7 @@ impl Connection {
     /// the same hand-over; only the side that connected can order that, at the other it has no effect. Error: the connection is closed.
     pub fn begin_move(&self, change: Change) -> Result<Moving, FabricError> {
         let (answer, answered) = oneshot::channel();
-        let token = change.token;
-        let told = Told::Ordered(Input::Move(change), token, answer);
-        self.link().tell.send(told).map_err(|_| self.closed_error())?;
+        self.link().tell.send(Told::Ordered(Wanted::Move(change), answer)).map_err(|_| self.closed_error())?;
         Ok(Moving { connection: self.clone(), answered })
     }
 }

@@ -1,6 +1,7 @@
 //! The sending half of a connection: operations go into the log, are posted in chains with one doorbell, and end in order. Here stands when something is
 //! signalled, and how much may be outstanding. It decides nothing about lanes: it is told which to post on.
 
+use super::cell::Cells;
 use super::completion::Completion;
 use super::log::{Bounds, Kind, Log, Offered, Report, Resolved, Stage};
 use super::operation::Operation;
@@ -36,15 +37,6 @@ pub(crate) struct Outlet {
     pub max_rd_atomic: u8,
 }
 
-/// Where somebody waits for one operation.
-#[derive(Default)]
-pub(crate) struct Cell {
-    pub outcome: Option<Outcome>,
-    pub waker: Option<Waker>,
-    /// Nobody waits any more: free it when the operation ends.
-    pub abandoned: bool,
-}
-
 /// Sending half.
 pub(crate) struct Sender {
     /// By device: queues on which operations end.
@@ -68,8 +60,7 @@ pub(crate) struct Sender {
     /// Binds of windows that were executed, and whether they could be.
     binds: Vec<(u64, bool)>,
     done: VecDeque<Completion>,
-    cells: Vec<Cell>,
-    free_cells: Vec<u32>,
+    pub cells: Cells,
     offers: Vec<MemoryOffer>,
     /// The peer's device whose keys are the right ones.
     peer_domain: u8,
@@ -94,7 +85,6 @@ pub(crate) struct Found {
 
 impl Sender {
     pub fn new(cq: Arc<dyn CompletionQueue>, depth: u32, bounds: Bounds) -> Self {
-        let cells = (0..depth).map(|_| Cell::default()).collect();
         Self {
             cqs: vec![(0, cq)],
             log: Log::new(depth),
@@ -110,8 +100,7 @@ impl Sender {
             markers: 0,
             binds: Vec::new(),
             done: VecDeque::with_capacity(depth as usize),
-            cells,
-            free_cells: (0..depth).rev().collect(),
+            cells: Cells::new(depth),
             offers: Vec::new(),
             peer_domain: 0,
             round: 0,
@@ -167,15 +156,14 @@ impl Sender {
         if self.log.room() == 0 || self.done.capacity() <= self.done.len() + self.log.len() {
             return Ok(None);
         }
-        let Some(cell) = self.free_cells.pop() else { return Ok(None) };
+        let Some(cell) = self.cells.claim() else { return Ok(None) };
         let (tail, bounds) = (self.log.tail, self.bounds);
         let slot = self.log.get_mut(tail);
         if let Err(error) = slot.fill(operation, &bounds) {
-            self.free_cells.push(cell);
+            self.cells.free(cell);
             return Err(error);
         }
         slot.report = Report::Cell(cell);
-        self.cells[cell as usize] = Cell::default();
         self.log.tail += 1;
         self.pump();
         Ok(Some(cell))
@@ -421,50 +409,13 @@ impl Sender {
                 _ if slot.kind == Kind::Probe => {}
                 Report::Quiet if outcome.is_done() => {}
                 Report::Quiet | Report::Queue => self.done.push_back(completion),
-                Report::Cell(cell) => self.fill_cell(cell, outcome),
+                Report::Cell(cell) => self.cells.fill(cell, outcome),
             }
             if matches!(outcome, Outcome::InDoubt(_)) {
                 self.in_doubt += 1;
             }
             self.log.head += 1;
             self.next = self.next.max(self.log.head);
-        }
-    }
-
-    fn fill_cell(&mut self, index: u32, outcome: Outcome) {
-        let cell = &mut self.cells[index as usize];
-        if cell.abandoned {
-            cell.abandoned = false;
-            self.free_cells.push(index);
-            return;
-        }
-        cell.outcome = Some(outcome);
-        if let Some(waker) = cell.waker.take() {
-            waker.wake();
-        }
-    }
-
-    /// The end of an operation that was posted for a cell; the cell is free then.
-    pub fn take_cell(&mut self, index: u32) -> Option<Outcome> {
-        let outcome = self.cells[index as usize].outcome.take()?;
-        self.free_cells.push(index);
-        Some(outcome)
-    }
-
-    /// Who is to be woken when the operation ends.
-    pub fn watch_cell(&mut self, index: u32, waker: &Waker) {
-        let cell = &mut self.cells[index as usize];
-        match &mut cell.waker {
-            Some(old) if old.will_wake(waker) => {}
-            old => *old = Some(waker.clone()),
-        }
-    }
-
-    /// Nobody waits for it any more.
-    pub fn abandon_cell(&mut self, index: u32) {
-        if self.take_cell(index).is_none() {
-            let cell = &mut self.cells[index as usize];
-            (cell.abandoned, cell.waker) = (true, None);
         }
     }
 
@@ -494,6 +445,12 @@ impl Sender {
             self.post_signal();
         }
         self.held = true;
+    }
+
+    /// Nothing comes of a hand-over: posts on the present lane again.
+    pub fn release(&mut self) {
+        self.held = false;
+        self.pump();
     }
 
     fn post_signal(&mut self) {

@@ -6,11 +6,12 @@ use super::connection::Connection;
 use super::descriptor;
 use super::hub::{Hub, Hubs, PortAt};
 use super::lend::{self, Rotating};
-use super::link::{Link, Told, lock};
+use super::link::{Link, Told, Wanted, lock};
 use super::log::Bounds;
 use super::receive::ReceivePool;
 use super::task::{Dial, Task};
 use super::traffic::{self, Counted};
+use super::xrc::Trunk;
 use crate::directory::{ConnectionId, Directory, FencingToken, Order, OrderId, OrderResult};
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange, Listener as PeerListener};
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     /// By device and number.
     qps: Mutex<HashMap<(usize, u32), UnboundedSender<Told>>>,
     last_receives: Mutex<HashSet<(usize, u32)>>,
+    /// QPs of XRC pools, which are ordered about as connections are.
+    trunks: Mutex<HashMap<ConnectionId, Weak<Trunk>>>,
     services: Mutex<HashMap<String, UnboundedSender<Connection>>>,
     keeper: Mutex<Weak<Keeper>>,
     port_changes: Mutex<HashMap<PortAt, u64>>,
@@ -127,6 +130,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Keeper>, FabricError> {
         links: Mutex::new(HashMap::new()),
         qps: Mutex::new(HashMap::new()),
         last_receives: Mutex::new(HashSet::new()),
+        trunks: Mutex::default(),
         services: Mutex::new(HashMap::new()),
         keeper: Mutex::new(Weak::new()),
         port_changes: Mutex::new(HashMap::new()),
@@ -292,11 +296,10 @@ async fn carry_out(shared: Arc<Shared>, id: OrderId, order: Order) {
         Order::Move { connection, path, token, reason } => {
             let change =
                 Change { path: path.clone(), peer_path: None, strategy: None, token: *token, reason: reason.clone() };
-            shared.order(connection, Input::Move(change), *token).await
+            shared.order(connection, Wanted::Move(change)).await
         }
         Order::Close { connection, token, reason } => {
-            let input = Input::Close { reason: reason.clone(), token: Some(*token) };
-            shared.order(connection, input, *token).await
+            shared.order(connection, Wanted::Close { reason: reason.clone(), token: *token }).await
         }
         Order::RotateKeys { token, overlap_ms, tenant } => {
             lend::carry_out(shared.clone(), *token, Duration::from_millis(*overlap_ms), tenant.clone()).await
@@ -328,7 +331,7 @@ impl Shared {
         z ^ (z >> 31)
     }
 
-    fn next_id(&self) -> ConnectionId {
+    pub fn next_id(&self) -> ConnectionId {
         ConnectionId { origin: self.origin.clone(), serial: self.serial.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
@@ -484,21 +487,40 @@ impl Shared {
     }
 
     /// Gives an order to a connection and waits for its answer.
-    pub async fn order(&self, id: &ConnectionId, input: Input, token: FencingToken) -> OrderResult {
+    pub async fn order(&self, id: &ConnectionId, wanted: Wanted) -> OrderResult {
+        let trunk = lock(&self.trunks).get(id).and_then(Weak::upgrade);
+        if let Some(trunk) = trunk {
+            return match wanted {
+                Wanted::Move(change) => trunk.take_path(&change).await,
+                Wanted::Close { reason, token } => trunk.close(&reason, token),
+            };
+        }
         let link = lock(&self.links).get(id).cloned();
         let gone = || OrderResult::RolledBack {
             reason: format!("{}/{} is not a connection of this process", id.origin, id.serial),
         };
         let Some(link) = link else { return gone() };
         let (answer, answered) = oneshot::channel();
-        if link.send(Told::Ordered(input, token, answer)).is_err() {
+        if link.send(Told::Ordered(wanted, answer)).is_err() {
             return gone();
         }
         answered.await.unwrap_or_else(|_| gone())
     }
 
-    /// A task has ended.
+    /// A QP of an XRC pool, which orders may name from now on.
+    pub fn add_trunk(&self, id: &ConnectionId, trunk: &Arc<Trunk>, traffic: Arc<traffic::Traffic>) {
+        lock(&self.trunks).insert(id.clone(), Arc::downgrade(trunk));
+        lock(&self.counted).add(id.clone(), traffic);
+    }
+
+    /// The QPs of XRC pools.
+    pub fn trunks(&self) -> Vec<Arc<Trunk>> {
+        lock(&self.trunks).values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A task has ended, or a QP of an XRC pool is gone.
     pub fn forget(&self, id: &ConnectionId) {
+        lock(&self.trunks).remove(id);
         lock(&self.links).remove(id);
         lock(&self.counted).forget(id);
     }
@@ -546,7 +568,7 @@ impl Shared {
     /// Closes every connection, and waits a little for the goodbyes.
     async fn close_all(&self) {
         for tell in lock(&self.links).values() {
-            let _ = tell.send(Told::Input(Input::Close { reason: "the process ends".into(), token: None }));
+            let _ = tell.send(Told::Input(Input::Close { reason: "the process ends".into(), order: None }));
         }
         let patience = Duration::from_nanos(self.config.patience.close_ns);
         let _ = tokio::time::timeout(patience, async {

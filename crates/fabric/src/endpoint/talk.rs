@@ -82,7 +82,7 @@ impl Task {
         } else {
             self.channel = None;
             self.inputs.push_back(Input::ChannelDown { reason: error.message.clone() });
-            self.inputs.push_back(Input::Close { reason: error.message, token: None });
+            self.inputs.push_back(Input::Close { reason: error.message, order: None });
         }
     }
 

@@ -4,20 +4,20 @@
 use super::alternate::Migrating;
 use super::descriptor;
 use super::lane::Lane;
-use super::link::{Injected, Link, Told, lock};
+use super::link::{Injected, Link, Told, Wanted, lock};
 use super::loss::Losses;
 use super::service::Shared;
 use super::talk::{dial, receive};
 use super::trigger::Home;
 use super::vector::Then;
 use super::window::Windows;
-use crate::directory::{FencingToken, OrderResult};
+use crate::directory::OrderResult;
 use crate::error::FabricError;
 use crate::exchange::{Channel, Exchange};
 use crate::path::Path;
-use crate::session::{Action, Input, LaneId, Session, Strategy};
+use crate::session::{Action, Change, Input, LaneId, Session, Strategy, Ticket};
 use scalefabric_verbs::{Gid, QpAttr};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
@@ -70,7 +70,9 @@ pub(crate) struct Task {
     pub(super) channel: Option<Box<dyn Channel>>,
     dialling: Option<Dialling>,
     pub(super) inputs: VecDeque<Input>,
-    pub(super) answers: Vec<(FencingToken, Asker)>,
+    /// Who waits for the answer to which order.
+    answers: BTreeMap<Ticket, Asker>,
+    tickets: u64,
     pub(super) revoked: Vec<oneshot::Sender<bool>>,
     pub(super) windows: Windows,
     pub(super) hand_over: Option<LaneId>,
@@ -110,7 +112,8 @@ impl Task {
             channel: None,
             dialling: None,
             inputs: VecDeque::new(),
-            answers: Vec::new(),
+            answers: BTreeMap::new(),
+            tickets: 0,
             revoked: Vec::new(),
             windows: Windows::default(),
             hand_over: None,
@@ -179,7 +182,7 @@ impl Task {
             biased;
             told = self.told.recv() => match told {
                 Some(told) => self.hear(told),
-                None => self.inputs.push_back(Input::Close { reason: "nobody holds it any more".into(), token: None }),
+                None => self.inputs.push_back(Input::Close { reason: "nobody holds it any more".into(), order: None }),
             },
             message = receive(&mut self.channel) => self.hear_message(message),
             dialled = dial(&mut self.dialling) => {
@@ -247,12 +250,11 @@ impl Task {
             }
             Told::Losses { at, rose } => self.hear_losses(at, rose),
             Told::Drained => {}
-            Told::Ordered(input, token, answer) => {
-                if matches!(input, Input::Move(_)) {
+            Told::Ordered(wanted, answer) => {
+                if matches!(wanted, Wanted::Move(_)) {
                     self.home.forget();
                 }
-                self.answers.push((token, Asker::Caller(answer)));
-                self.inputs.push_back(self.with_peer(input));
+                self.order(wanted, Asker::Caller(answer));
             }
             Told::Offer(input, revoked) => {
                 self.revoked.push(revoked);
@@ -293,9 +295,19 @@ impl Task {
         }
     }
 
+    /// Gives the session an order, which `asker` waits for.
+    pub(super) fn order(&mut self, wanted: Wanted, asker: Asker) {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.answers.insert(ticket, asker);
+        self.inputs.push_back(match wanted {
+            Wanted::Move(change) => Input::Move { ticket, change: self.with_peer(change) },
+            Wanted::Close { reason, token } => Input::Close { reason, order: Some((ticket, token)) },
+        });
+    }
+
     /// A move to another address of the peer moves the peer as well: it is told which address it should be reached by.
-    fn with_peer(&self, input: Input) -> Input {
-        let Input::Move(mut change) = input else { return input };
+    fn with_peer(&self, mut change: Change) -> Change {
         let (wanted, present) = (change.path.dgid, self.path.as_ref().map(|path| path.dgid));
         if change.peer_path.is_none() && wanted != Gid::ZERO && present.is_some_and(|present| present != wanted) {
             // The peer looks up where that is when it makes a QP.
@@ -309,7 +321,7 @@ impl Task {
                 dscp: change.path.dscp,
             });
         }
-        Input::Move(change)
+        change
     }
 
     async fn carry_out(&mut self, action: Action) {
@@ -337,7 +349,7 @@ impl Task {
                 Ok(drained) => self.inputs.push_back(Input::Drained(drained)),
                 Err(error) => {
                     let reason = error.message;
-                    self.inputs.push_back(Input::Close { reason, token: None });
+                    self.inputs.push_back(Input::Close { reason, order: None });
                 }
             },
             Action::Resolve(peer) => self.resolve(&peer),
@@ -415,22 +427,20 @@ impl Task {
                 }
             }
             Action::Report(state) => self.report(state),
-            Action::Answer { token, result } => self.answer(token, result),
+            Action::Answer { ticket, result } => self.answer(ticket, result),
             Action::Closed(error) => self.close(error).await,
         }
     }
 
-    fn answer(&mut self, token: FencingToken, result: OrderResult) {
+    fn answer(&mut self, ticket: Ticket, result: OrderResult) {
         if matches!(result, OrderResult::RolledBack { .. }) {
             self.link.statistics.moves_rolled_back.fetch_add(1, Ordering::Relaxed);
         }
-        if let Some(index) = self.answers.iter().position(|(other, _)| *other == token) {
-            match self.answers.remove(index).1 {
-                Asker::Caller(answer) => drop(answer.send(result)),
-                Asker::Home if matches!(result, OrderResult::Done { .. }) => self.home.forget(),
-                Asker::Nobody => {}
-                Asker::Home => self.home.refused(self.begun.elapsed().as_nanos() as u64),
-            }
+        match self.answers.remove(&ticket) {
+            Some(Asker::Caller(answer)) => drop(answer.send(result)),
+            Some(Asker::Home) if matches!(result, OrderResult::Done { .. }) => self.home.forget(),
+            Some(Asker::Home) => self.home.refused(self.begun.elapsed().as_nanos() as u64),
+            Some(Asker::Nobody) | None => {}
         }
     }
 
@@ -440,7 +450,7 @@ impl Task {
         // The last words, if there are any, are on their way: dropping the channel says goodbye after them.
         self.channel = None;
         lock(&self.link.sender).end(error.clone());
-        for (_, answer) in self.answers.drain(..) {
+        for (_, answer) in std::mem::take(&mut self.answers) {
             if let Asker::Caller(answer) = answer {
                 let _ = answer.send(OrderResult::RolledBack { reason: error.message.clone() });
             }

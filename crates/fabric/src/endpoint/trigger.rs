@@ -3,7 +3,7 @@
 //! [`crate::balance`], which needs to see all connections of a port.
 
 use super::hub::PortAt;
-use super::link::Told;
+use super::link::{Told, Wanted};
 use super::service::Shared;
 use super::task::{Asker, Task};
 use crate::directory::FencingToken;
@@ -111,6 +111,7 @@ impl Shared {
     pub fn port_changed(self: &Arc<Self>, at: PortAt, up: bool) {
         let change = self.count_port_change(at);
         if !up {
+            self.trunks().iter().for_each(|trunk| trunk.hear_port_down(at));
             return self.tell_all(|| Told::PortDown(at));
         }
         // Who had no other port to go to has one now.
@@ -162,8 +163,7 @@ impl Task {
     pub(super) fn go_home(&mut self, now_ns: u64) {
         let (true, Some(path)) = (self.session.is_up(), &self.path) else { return };
         if let Some(change) = self.home.way(path, self.session.highest_token(), now_ns) {
-            self.answers.push((change.token, Asker::Home));
-            self.inputs.push_back(Input::Move(change));
+            self.order(Wanted::Move(change), Asker::Home);
         }
     }
 }

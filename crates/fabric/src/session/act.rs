@@ -4,6 +4,11 @@ use super::message::{Body, Drained, LaneId, MemoryOffer, QpOffer, Strategy};
 use crate::directory::{ConnectionState, FencingToken, OrderResult};
 use crate::error::FabricError;
 use crate::path::Path;
+use serde::{Deserialize, Serialize};
+
+/// Names an order that a session is given, so that its answer finds who waits for it. Who gives orders to a session never uses one twice; two orders may say the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Ticket(pub u64);
 
 /// An ordered change of path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,8 +116,13 @@ pub enum Input {
         /// How long both keys are good at most.
         overlap_ns: u64,
     },
-    /// An order to move.
-    Move(Change),
+    /// An order to move; answered by [`Action::Answer`].
+    Move {
+        /// The order.
+        ticket: Ticket,
+        /// What it wants.
+        change: Change,
+    },
     /// Make the QP anew.
     Rebuild {
         /// Why, for people.
@@ -122,8 +132,8 @@ pub enum Input {
     Close {
         /// Why, for people.
         reason: String,
-        /// Authority, if it is an order.
-        token: Option<FencingToken>,
+        /// If it is an order, which is answered: its name, and the authority.
+        order: Option<(Ticket, FencingToken)>,
     },
 }
 
@@ -246,10 +256,10 @@ pub enum Action {
     },
     /// The connection's state has changed.
     Report(ConnectionState),
-    /// Answer to an order.
+    /// Answer to an order, once.
     Answer {
-        /// Authority that ordered.
-        token: FencingToken,
+        /// Which.
+        ticket: Ticket,
         /// The answer.
         result: OrderResult,
     },

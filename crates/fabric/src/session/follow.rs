@@ -1,10 +1,11 @@
 //! What the following side does: it makes its QP when the leader begins, accepts, and waits for the decision. Of its own it only tells what broke and asks
 //! for moves.
 
-use super::act::{Action, Change};
+use super::act::{Action, Change, Ticket};
 use super::hand_over::HandOver;
-use super::machine::{Phase, Session};
+use super::machine::{Asked, Phase, Session};
 use super::message::{Accept, Begin, Body, LaneId, Purpose, QpOffer, Strategy};
+use super::order::Giver;
 use super::turn::Way;
 use crate::directory::{ConnectionState, FencingToken};
 use crate::path::Path;
@@ -141,8 +142,8 @@ impl Session {
                         }
                     }
                     Purpose::Move(_) => {
-                        let token = self.take_asked(peer_path.as_ref());
-                        self.begin_hand_over(HandOver::new(lane, before, token, false, now_ns), now_ns);
+                        let giver = self.take_asked(peer_path.as_ref()).map(Giver::Here);
+                        self.begin_hand_over(HandOver::new(lane, before, giver, now_ns), now_ns);
                         if let Some((lane, reason)) = self.hurt.take() {
                             self.follow_broken(lane, reason, now_ns);
                         }
@@ -299,39 +300,48 @@ impl Session {
         }
     }
 
-    pub(super) fn follow_ask_move(&mut self, change: Change, now_ns: u64) {
+    pub(super) fn follow_ask_move(&mut self, ticket: Ticket, change: Change, now_ns: u64) {
+        let giver = Giver::Here(ticket);
         let busy = self.asked_move.is_some() || self.phase != Phase::Up;
         if busy {
-            return self.wait_with(change, false);
+            return self.wait_with(change, giver);
         }
         match self.way(&change) {
-            Ok(Way::Alone) => return self.turn_alone(change, false, now_ns),
+            Ok(Way::Alone) => return self.turn_alone(change, giver, now_ns),
             Ok(_) => {}
-            Err(reason) => return self.roll_back(change.token, reason),
+            Err(reason) => return self.roll_back(ticket, reason),
         }
         if !self.channel {
-            return self.roll_back(change.token, "there is no channel to the leading side now: try again".into());
+            return self.roll_back(ticket, "there is no channel to the leading side now: try again".into());
         }
         self.send(Body::AskMove {
             path: change.path.clone(),
             strategy: change.strategy,
             token: change.token,
+            ticket: Some(ticket),
             reason: change.reason.clone(),
         });
         let until = now_ns.saturating_add(self.setup.patience.step_ns.saturating_mul(3));
-        self.asked_move = Some((change, until));
+        self.asked_move = Some(Asked { ticket, change, until });
     }
 
     /// The order that this side asked the leader to carry out, if this path is what it wants: the leader may be carrying out another.
-    pub(super) fn take_asked(&mut self, path: Option<&Path>) -> Option<FencingToken> {
-        let asked = self.asked_move.take_if(|(change, _)| Some(&change.path) == path);
-        asked.map(|(change, _)| change.token)
+    pub(super) fn take_asked(&mut self, path: Option<&Path>) -> Option<Ticket> {
+        let asked = self.asked_move.take_if(|asked| Some(&asked.change.path) == path);
+        asked.map(|asked| asked.ticket)
     }
 
-    pub(super) fn follow_move_refused(&mut self, token: FencingToken, reason: String, now_ns: u64) {
-        if self.asked_move.as_ref().is_some_and(|(change, _)| change.token == token) {
-            self.asked_move = None;
-            self.roll_back(token, reason);
+    pub(super) fn follow_move_refused(
+        &mut self,
+        ticket: Option<Ticket>,
+        token: FencingToken,
+        reason: String,
+        now_ns: u64,
+    ) {
+        // An answer that comes late must not be taken for that of the order that is asked now.
+        let is_it = |asked: &mut Asked| ticket.map_or(asked.change.token == token, |ticket| asked.ticket == ticket);
+        if let Some(asked) = self.asked_move.take_if(is_it) {
+            self.roll_back(asked.ticket, reason);
             self.next_order(now_ns);
         }
     }

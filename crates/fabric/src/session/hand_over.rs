@@ -4,7 +4,8 @@
 use super::act::Action;
 use super::machine::{Phase, Role, Session};
 use super::message::{Body, LaneId};
-use crate::directory::{ConnectionState, FencingToken, OrderResult};
+use super::order::Giver;
+use crate::directory::{ConnectionState, OrderResult};
 
 /// Where a hand-over stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,10 +14,8 @@ pub(super) struct HandOver {
     pub lane: LaneId,
     /// The old one.
     pub before: Option<LaneId>,
-    /// The order that it carries out.
-    pub token: Option<FencingToken>,
-    /// The peer gave the order.
-    pub asked_by_peer: bool,
+    /// Who gave the order that it carries out; `None`: the peer did, or one at the peer.
+    pub giver: Option<Giver>,
     since_ns: u64,
     /// We have sent so much on the old lane, and post on the new one.
     sent: Option<u64>,
@@ -31,18 +30,11 @@ pub(super) struct HandOver {
 }
 
 impl HandOver {
-    pub fn new(
-        lane: LaneId,
-        before: Option<LaneId>,
-        token: Option<FencingToken>,
-        asked_by_peer: bool,
-        now_ns: u64,
-    ) -> Self {
+    pub fn new(lane: LaneId, before: Option<LaneId>, giver: Option<Giver>, now_ns: u64) -> Self {
         Self {
             lane,
             before,
-            token,
-            asked_by_peer,
+            giver,
             since_ns: now_ns,
             sent: None,
             pause_ns: 0,
@@ -131,9 +123,9 @@ impl Session {
         self.retired_lane = Some(over.lane);
         self.push(Action::Retire { lane: over.lane });
         self.rest();
-        if let Some(token) = over.token.filter(|_| !over.asked_by_peer) {
+        if let Some(Giver::Here(ticket)) = over.giver {
             let pause_us = over.pause_ns.div_ceil(1000);
-            self.answer(token, OrderResult::Done { generation: self.generation, pause_us });
+            self.answer(ticket, OrderResult::Done { generation: self.generation, pause_us });
         }
         self.proceed(now_ns);
     }

@@ -1,10 +1,11 @@
 //! What the leading side does: it numbers lanes, begins each change, and alone decides that a lane is the connection's. Once it has said Commit it never
 //! takes the lane back; until then it may, and nothing was posted on it.
 
-use super::act::{Action, Change};
+use super::act::{Action, Change, Ticket};
 use super::hand_over::HandOver;
 use super::machine::{Attempt, Phase, Session};
 use super::message::{Accept, Begin, Body, LaneId, Purpose, QpOffer, Strategy};
+use super::order::Giver;
 use super::turn::Way;
 use crate::directory::{ConnectionState, FencingToken};
 use crate::error::FabricError;
@@ -13,18 +14,18 @@ use crate::path::Path;
 impl Session {
     /// Begins a lane: its QP first.
     pub(super) fn make(&mut self, purpose: Purpose, now_ns: u64) {
-        self.make_for(purpose, None, false, now_ns);
+        self.make_for(purpose, None, now_ns);
     }
 
-    fn make_for(&mut self, purpose: Purpose, change: Option<Change>, asked_by_peer: bool, now_ns: u64) {
+    fn make_for(&mut self, purpose: Purpose, order: Option<(Change, Giver)>, now_ns: u64) {
         self.last_lane = LaneId(self.last_lane.0 + 1);
         let lane = self.last_lane;
-        let path = match (&change, purpose) {
-            (Some(change), _) => Some(change.path.clone()),
+        let path = match (&order, purpose) {
+            (Some((change, _)), _) => Some(change.path.clone()),
             (None, Purpose::Connect) => self.setup.path.clone(),
             (None, _) => None,
         };
-        self.phase = Phase::Making(Attempt { lane, purpose, change, asked_by_peer });
+        self.phase = Phase::Making(Attempt { lane, purpose, order });
         self.step(now_ns);
         self.push(Action::Make { lane, path, peer: None });
     }
@@ -43,7 +44,7 @@ impl Session {
             service: self.setup.service.clone(),
             tenant: self.setup.tenant.clone(),
             drained: self.drained.clone(),
-            peer_path: attempt.change.as_ref().and_then(|change| change.peer_path.clone()),
+            peer_path: attempt.order.as_ref().and_then(|(change, _)| change.peer_path.clone()),
             token: self.highest,
             abilities: self.setup.abilities,
         });
@@ -87,8 +88,8 @@ impl Session {
                 self.proceed_soon(now_ns);
             }
             Purpose::Move(_) => {
-                let token = attempt.change.as_ref().map(|change| change.token);
-                self.begin_hand_over(HandOver::new(lane, before, token, attempt.asked_by_peer, now_ns), now_ns);
+                let giver = attempt.order.map(|(_, giver)| giver);
+                self.begin_hand_over(HandOver::new(lane, before, giver, now_ns), now_ns);
             }
         }
     }
@@ -151,8 +152,8 @@ impl Session {
         self.send(Body::Abort { lane: attempt.lane, reason: reason.clone() });
         match attempt.purpose {
             Purpose::Move(_) => {
-                if let Some(change) = &attempt.change {
-                    self.refuse_move(change.token, attempt.asked_by_peer, reason);
+                if let Some((_, giver)) = attempt.order {
+                    self.refuse_move(giver, reason);
                 }
                 self.up(now_ns);
             }
@@ -203,55 +204,58 @@ impl Session {
         }
     }
 
-    pub(super) fn lead_move(&mut self, mut change: Change, asked_by_peer: bool, now_ns: u64) {
+    pub(super) fn lead_move(&mut self, mut change: Change, giver: Giver, now_ns: u64) {
         match self.phase {
             Phase::Up => {
-                if asked_by_peer && let (Some(own), Some(theirs)) = (&self.setup.path, &change.peer_path) {
+                if matches!(giver, Giver::Peer { .. })
+                    && let (Some(own), Some(theirs)) = (&self.setup.path, &change.peer_path)
+                {
                     // This side stays where it is now, and leads to the peer's new place. Other moves may have come in between.
                     change.path = Path { dgid: theirs.sgid, flow_label: theirs.flow_label, ..own.clone() };
                 }
                 match self.way(&change) {
-                    Ok(Way::Alone) => self.turn_alone(change, asked_by_peer, now_ns),
-                    Ok(Way::Together) => self.turn_together(change, asked_by_peer, false, now_ns),
-                    Ok(Way::Alternate) => self.turn_together(change, asked_by_peer, true, now_ns),
-                    Ok(Way::Second) => self.move_by_second_qp(change, asked_by_peer, now_ns),
-                    Err(reason) => self.refuse_move(change.token, asked_by_peer, reason),
+                    Ok(Way::Alone) => self.turn_alone(change, giver, now_ns),
+                    Ok(Way::Together) => self.turn_together(change, giver, false, now_ns),
+                    Ok(Way::Alternate) => self.turn_together(change, giver, true, now_ns),
+                    Ok(Way::Second) => self.move_by_second_qp(change, giver, now_ns),
+                    Err(reason) => self.refuse_move(giver, reason),
                 }
             }
             Phase::Closing { .. } | Phase::Closed => {
-                self.refuse_move(change.token, asked_by_peer, "the connection is being closed".into());
+                self.refuse_move(giver, "the connection is being closed".into());
             }
-            _ => self.wait_with(change, asked_by_peer),
+            _ => self.wait_with(change, giver),
         }
     }
 
     /// Make before break.
-    pub(super) fn move_by_second_qp(&mut self, change: Change, asked_by_peer: bool, now_ns: u64) {
+    pub(super) fn move_by_second_qp(&mut self, change: Change, giver: Giver, now_ns: u64) {
         self.report(ConnectionState::Moving);
-        self.make_for(Purpose::Move(Strategy::MakeBeforeBreak), Some(change), asked_by_peer, now_ns);
+        self.make_for(Purpose::Move(Strategy::MakeBeforeBreak), Some((change, giver)), now_ns);
     }
 
     pub(super) fn lead_asked_move(
         &mut self,
         path: Path,
         strategy: Option<Strategy>,
-        token: FencingToken,
+        (ticket, token): (Option<Ticket>, FencingToken),
         reason: String,
         now_ns: u64,
     ) {
+        let giver = Giver::Peer { ticket, token };
         if token < self.highest {
             let reason = format!("an order with the higher token {} was seen", self.highest.0);
-            return self.refuse_move(token, true, reason);
+            return self.refuse_move(giver, reason);
         }
         self.highest = token;
         let Some(own) = self.setup.path.clone() else {
-            return self.refuse_move(token, true, "the leading side does not know its path yet".into());
+            return self.refuse_move(giver, "the leading side does not know its path yet".into());
         };
         let change = Change { path: own, peer_path: Some(path), strategy, token, reason };
         if !self.waiting.is_empty() {
-            return self.wait_with(change, true);
+            return self.wait_with(change, giver);
         }
-        self.lead_move(change, true, now_ns);
+        self.lead_move(change, giver, now_ns);
     }
 
     /// A channel is there: says again what was said last, so that the peer knows who calls and what is decided.

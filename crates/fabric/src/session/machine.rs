@@ -1,9 +1,10 @@
 //! The session itself: its state, how inputs find their step, timers. The steps are in `lead`, `follow`, `hand_over`, `turn` and `keys`, orders in `order`.
 
-use super::act::{Action, Change, Input};
+use super::act::{Action, Change, Input, Ticket};
 use super::hand_over::HandOver;
 use super::keys::Keys;
 use super::message::{Abilities, Accept, Begin, Body, Drained, LaneId, Purpose};
+use super::order::Giver;
 use super::patience::{Backoff, Patience};
 use super::turn::Turning;
 use crate::directory::{ConnectionState, FencingToken};
@@ -44,10 +45,17 @@ pub struct Setup {
 pub(super) struct Attempt {
     pub lane: LaneId,
     pub purpose: Purpose,
-    /// Leader, in a move: the order.
-    pub change: Option<Change>,
-    /// Leader: the follower asked for it.
-    pub asked_by_peer: bool,
+    /// Leader, in a move: the order, and who gave it.
+    pub order: Option<(Change, Giver)>,
+}
+
+/// Follower: an order that the leader was asked to carry out.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub ticket: Ticket,
+    pub change: Change,
+    /// Until when it waits.
+    pub until: u64,
 }
 
 /// Where the session stands.
@@ -115,9 +123,9 @@ pub struct Session {
     /// What this side had received when it was last stopped; forgotten when a lane is committed.
     pub(super) drained: Option<Drained>,
     pub(super) highest: FencingToken,
-    pub(super) waiting: VecDeque<(Change, bool)>,
-    /// Follower: a move that was asked of the leader, and until when it waits.
-    pub(super) asked_move: Option<(Change, u64)>,
+    pub(super) waiting: VecDeque<(Change, Giver)>,
+    /// Follower: a move that was asked of the leader.
+    pub(super) asked_move: Option<Asked>,
     /// Follower: the lane in use failed while another was being made; the leader may not have heard it.
     pub(super) hurt: Option<(LaneId, String)>,
     /// The last lane whose hand-over has ended here.
@@ -211,13 +219,13 @@ impl Session {
             Input::Received { lane } => self.handle_received(lane, now_ns),
             Input::KeysIdle { round } => self.handle_keys_idle(round),
             Input::Offer { offers, overlap_ns } => self.handle_offer(offers, overlap_ns, now_ns),
-            Input::Move(change) => self.handle_move(change, now_ns),
+            Input::Move { ticket, change } => self.handle_move(ticket, change, now_ns),
             Input::Rebuild { reason } => {
                 if let Some(lane) = self.newest_lane() {
                     self.handle_broken(lane, reason, now_ns);
                 }
             }
-            Input::Close { reason, token } => self.handle_close(reason, token, now_ns),
+            Input::Close { reason, order } => self.handle_close(reason, order, now_ns),
         }
     }
 
@@ -231,10 +239,8 @@ impl Session {
         if due(self.keys.revoke_at) {
             self.revoke_keys(false);
         }
-        if self.asked_move.as_ref().is_some_and(|(_, at)| *at <= now_ns)
-            && let Some((change, _)) = self.asked_move.take()
-        {
-            self.roll_back(change.token, "the leading side did not answer in time".into());
+        if let Some(asked) = self.asked_move.take_if(|asked| asked.until <= now_ns) {
+            self.roll_back(asked.ticket, "the leading side did not answer in time".into());
             self.next_order(now_ns);
         }
         if due(self.give_up_at) && !matches!(self.phase, Phase::Closed | Phase::Closing { .. }) {
@@ -257,7 +263,7 @@ impl Session {
 
     /// When [`Session::handle_timer`] has something to do.
     pub fn deadline_ns(&self) -> Option<u64> {
-        let asked = self.asked_move.as_ref().map(|(_, at)| *at);
+        let asked = self.asked_move.as_ref().map(|asked| asked.until);
         [self.redial_at, self.step_at, self.give_up_at, self.keys.revoke_at, asked].into_iter().flatten().min()
     }
 
@@ -297,9 +303,9 @@ impl Session {
             Body::Begin(begin) if !leader => self.follow_begin(begin, now_ns),
             Body::Commit { lane } if !leader => self.follow_commit(lane, now_ns),
             Body::Abort { lane, reason } if !leader => self.follow_abort(lane, reason, now_ns),
-            Body::MoveRefused { token, reason, highest } if !leader => {
+            Body::MoveRefused { token, ticket, reason, highest } if !leader => {
                 self.highest = self.highest.max(highest);
-                self.follow_move_refused(token, reason, now_ns);
+                self.follow_move_refused(ticket, token, reason, now_ns);
             }
             Body::Redirect(redirect) if !leader => self.follow_redirect(redirect, now_ns),
             Body::Turn { number } if !leader => self.follow_turn(number, now_ns),
@@ -314,8 +320,8 @@ impl Session {
                     self.handle_broken(lane, format!("the peer says: {reason}"), now_ns);
                 }
             }
-            Body::AskMove { path, strategy, token, reason } if leader => {
-                self.lead_asked_move(path, strategy, token, reason, now_ns);
+            Body::AskMove { path, strategy, token, ticket, reason } if leader => {
+                self.lead_asked_move(path, strategy, (ticket, token), reason, now_ns);
             }
             Body::Switched { lane, sent } => self.handle_switched(lane, sent),
             Body::Retired { lane } => self.handle_retired(lane, now_ns),
@@ -428,16 +434,14 @@ impl Session {
     /// It is over, for this reason.
     pub(super) fn end(&mut self, error: FabricError) {
         let waiting = std::mem::take(&mut self.waiting);
-        for (change, asked_by_peer) in waiting {
-            if !asked_by_peer {
-                self.roll_back(change.token, "the connection was closed".into());
-            }
-        }
-        if let Some((change, _)) = self.asked_move.take() {
-            self.roll_back(change.token, "the connection was closed".into());
-        }
-        if let Some((token, false)) = self.move_under_way() {
-            self.roll_back(token, "the connection was closed".into());
+        let givers = waiting.into_iter().map(|(_, giver)| giver).chain(self.move_under_way());
+        let own = givers.filter_map(|giver| match giver {
+            Giver::Here(ticket) => Some(ticket),
+            Giver::Peer { .. } => None,
+        });
+        let asked = self.asked_move.take().map(|asked| asked.ticket);
+        for ticket in own.chain(asked).collect::<Vec<_>>() {
+            self.roll_back(ticket, "the connection was closed".into());
         }
         self.phase = Phase::Closed;
         (self.step_at, self.give_up_at, self.redial_at, self.keys.revoke_at) = (None, None, None, None);

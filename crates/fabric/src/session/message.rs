@@ -1,6 +1,7 @@
 //! What two sessions say to one another: typed, versioned, bounded. Each message names its connection, so that one that comes late or to the wrong
 //! place is noticed. JSON: a connection says some dozens of messages in its life, and people read them in captures. It holds no state.
 
+use super::act::Ticket;
 use crate::buffer::RemoteRange;
 use crate::directory::{ConnectionId, FencingToken};
 use crate::error::FabricError;
@@ -76,6 +77,9 @@ pub enum Body {
         strategy: Option<Strategy>,
         /// Authority.
         token: FencingToken,
+        /// The follower's name of the order. Versions that do not say it are told apart by their token.
+        #[serde(default)]
+        ticket: Option<Ticket>,
         /// Why, for people.
         reason: String,
     },
@@ -83,6 +87,9 @@ pub enum Body {
     MoveRefused {
         /// Authority that asked.
         token: FencingToken,
+        /// Which order, as the follower named it.
+        #[serde(default)]
+        ticket: Option<Ticket>,
         /// Why, for people.
         reason: String,
         /// Highest authority that the leader has seen.

@@ -16,7 +16,7 @@ mod order;
 mod patience;
 mod turn;
 
-pub use act::{Action, Change, Input};
+pub use act::{Action, Change, Input, Ticket};
 pub use machine::{Role, Session, Setup};
 pub use message::{
     Abilities, Accept, Begin, Body, Drained, LaneId, MAX_OFFERS, MemoryOffer, Message, Purpose, QpOffer, Redirect,

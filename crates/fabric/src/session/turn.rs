@@ -11,7 +11,8 @@
 use super::act::{Action, Change};
 use super::machine::{Phase, Role, Session};
 use super::message::{Body, LaneId, Redirect, Strategy};
-use crate::directory::{ConnectionState, FencingToken, OrderResult};
+use super::order::Giver;
+use crate::directory::{ConnectionState, OrderResult};
 use crate::path::Path;
 use std::net::Ipv6Addr;
 
@@ -23,8 +24,8 @@ pub(super) struct Turning {
     path: Option<Path>,
     /// The peer's GID from then on; `None`: it stays, or is not known yet.
     dgid: Option<Ipv6Addr>,
-    /// The order, and whether the peer wanted it; the leader's is tried in another way if this one fails.
-    order: Option<(Change, bool)>,
+    /// The order, and who gave it; it is tried in another way if this one fails.
+    order: Option<(Change, Giver)>,
     step: Step,
     /// By an alternate path, instead of a new vector in SQD.
     alternate: bool,
@@ -95,15 +96,15 @@ impl Session {
     }
 
     /// This side alone.
-    pub(super) fn turn_alone(&mut self, change: Change, asked_by_peer: bool, now_ns: u64) {
+    pub(super) fn turn_alone(&mut self, change: Change, giver: Giver, now_ns: u64) {
         let Some(lane) = self.lane else { return };
         let path = Some(change.path.clone());
-        self.begin_turn(lane, path.clone(), Some((change, asked_by_peer)), (Step::Alone, false), now_ns);
+        self.begin_turn(lane, path.clone(), Some((change, giver)), (Step::Alone, false), now_ns);
         self.push(Action::Drain { lane, path });
     }
 
     /// Leader: both sides, by new vectors or by alternate paths.
-    pub(super) fn turn_together(&mut self, change: Change, asked_by_peer: bool, alternate: bool, now_ns: u64) {
+    pub(super) fn turn_together(&mut self, change: Change, giver: Giver, alternate: bool, now_ns: u64) {
         let Some(lane) = self.lane else { return };
         self.redirections += 1;
         let redirect = Redirect {
@@ -115,7 +116,7 @@ impl Session {
             alternate,
         };
         let (path, step) = (Some(change.path.clone()), Step::Asking(redirect.clone()));
-        self.begin_turn(lane, path, Some((change, asked_by_peer)), (step, alternate), now_ns);
+        self.begin_turn(lane, path, Some((change, giver)), (step, alternate), now_ns);
         self.send(Body::Redirect(redirect));
     }
 
@@ -123,7 +124,7 @@ impl Session {
         &mut self,
         lane: LaneId,
         path: Option<Path>,
-        order: Option<(Change, bool)>,
+        order: Option<(Change, Giver)>,
         (step, alternate): (Step, bool),
         now_ns: u64,
     ) {
@@ -283,10 +284,13 @@ impl Session {
             Role::Follower if order.is_none() => self.take_asked(path.as_ref()),
             _ => None,
         };
-        let own = order.filter(|(_, asked_by_peer)| !asked_by_peer).map(|(change, _)| change.token);
+        let own = match order {
+            Some((_, Giver::Here(ticket))) => Some(ticket),
+            _ => None,
+        };
         self.rest();
-        if let Some(token) = own.or(asked) {
-            self.answer(token, OrderResult::Done { generation: self.generation, pause_us });
+        if let Some(ticket) = own.or(asked) {
+            self.answer(ticket, OrderResult::Done { generation: self.generation, pause_us });
         }
         self.proceed(now_ns);
     }
@@ -334,17 +338,17 @@ impl Session {
         if !matches!(turning.step, Step::Asking(_)) {
             self.release();
         }
-        let Some((change, asked_by_peer)) = turning.order else { return self.up(now_ns) };
+        let Some((change, giver)) = turning.order else { return self.up(now_ns) };
         let second = another_way && change.strategy.is_none();
         match (self.setup.role, second) {
-            (Role::Leader, true) => self.move_by_second_qp(change, asked_by_peer, now_ns),
+            (Role::Leader, true) => self.move_by_second_qp(change, giver, now_ns),
             (Role::Follower, true) => {
                 let change = Change { strategy: Some(Strategy::MakeBeforeBreak), ..change };
-                self.waiting.push_front((change, false));
+                self.waiting.push_front((change, giver));
                 self.up(now_ns);
             }
             (_, false) => {
-                self.refuse_move(change.token, asked_by_peer, reason);
+                self.refuse_move(giver, reason);
                 self.up(now_ns);
             }
         }
@@ -410,8 +414,8 @@ impl Session {
 }
 
 impl Turning {
-    /// The order that is carried out, and whether the peer wanted it.
-    pub fn order(&self) -> Option<(FencingToken, bool)> {
-        self.order.as_ref().map(|(change, asked_by_peer)| (change.token, *asked_by_peer))
+    /// Who gave the order that is carried out.
+    pub fn giver(&self) -> Option<Giver> {
+        self.order.as_ref().map(|(_, giver)| *giver)
     }
 }

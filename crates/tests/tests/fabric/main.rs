@@ -8,5 +8,6 @@ mod identity;
 mod keys;
 mod load;
 mod loss;
+mod orders;
 mod ports;
 mod rails;

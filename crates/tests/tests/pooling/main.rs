@@ -19,7 +19,7 @@ use std::time::Duration;
 /// After this, something has not happened and will not.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A device on a loopback address of its own; numbers are 1 to 15, each for one test.
+/// A device on a loopback address of its own; numbers are 1 to 31, each for one test.
 pub(crate) struct Device {
     pub(crate) provider: Arc<SoftwareProvider>,
     pub(crate) name: String,
@@ -27,11 +27,19 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn new(number: u8) -> Self {
+        Self::with_ports(&[number])
+    }
+
+    /// A device with a port for each number.
+    pub(crate) fn with_ports(numbers: &[u8]) -> Self {
         let id = std::process::id();
-        let address = Ipv4Addr::new(127, 210 + (id >> 12) as u8 % 40, (id >> 4) as u8, (id << 4) as u8 | number);
-        let name = format!("pooling{number}");
-        let port = PortOptions { interface: "lo".into(), addresses: vec![IpAddr::from(address)] };
-        let devices = vec![DeviceOptions { name: name.clone(), ports: vec![port], ..DeviceOptions::default() }];
+        let address =
+            |number| Ipv4Addr::new(127, 210 + (id >> 11) as u8 % 40, (id >> 3) as u8, (id << 5) as u8 | number);
+        let name = format!("pooling{}", numbers[0]);
+        let port =
+            |number: &u8| PortOptions { interface: "lo".into(), addresses: vec![IpAddr::from(address(*number))] };
+        let ports = numbers.iter().map(port).collect();
+        let devices = vec![DeviceOptions { name: name.clone(), ports, ..DeviceOptions::default() }];
         let options = Options { devices, automatic: false, share: false, ..Options::default() };
         Self { provider: Arc::new(SoftwareProvider::new(options)), name }
     }

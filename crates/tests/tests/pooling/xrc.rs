@@ -1,15 +1,22 @@
 //! Processes of two hosts that all speak with one another: connections of their own, and over XRC. The devices' own lists say how many QPs that takes.
 
 use crate::{Device, PATIENCE, connect};
-use scalefabric_fabric::directory::{ConnectionRecord, Directory, Order, OrderId, OrderResult, ServiceAddress};
+use scalefabric_fabric::directory::{
+    ConnectionRecord, ConnectionState, Directory, FencingToken, Order, OrderId, OrderResult, ServiceAddress,
+};
 use scalefabric_fabric::endpoint::{Config, Fabric, Injected, Operation, Piece, Remote, XrcPool};
 use scalefabric_fabric::exchange::{Exchange, Tcp};
-use scalefabric_fabric::{FabricError, Fault, Local, Outcome};
+use scalefabric_fabric::{self as fabric, FabricError, Fault, Local, Outcome};
+use scalefabric_nic::PortChange;
+use scalefabric_nic::provider::SoftwareContext;
+use scalefabric_nic::resources::QpResource;
+use scalefabric_tests::eventually;
 use scalefabric_tests::fabric::{buffer, piece, pool};
-use scalefabric_verbs::{PKey, QpType, WcStatus};
+use scalefabric_verbs::{Gid, PKey, QpState, QpType, WcStatus};
+use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Processes here and there.
@@ -237,6 +244,242 @@ fn a_qp_that_fails_under_load_loses_repeats_and_reorders_nothing_of_any_of_its_p
     for (process, _) in &there {
         assert!(process.try_receive().unwrap().is_none());
     }
+}
+
+/// A control plane that gives orders, one after the other, and hears what is told.
+#[derive(Debug, Default)]
+struct Orders {
+    given: Mutex<VecDeque<(OrderId, Order)>>,
+    answers: Mutex<Vec<(OrderId, OrderResult)>>,
+    records: Mutex<Vec<ConnectionRecord>>,
+}
+
+impl Orders {
+    /// Gives one, and waits for its answer.
+    fn carry_out(&self, number: u64, order: Order) -> OrderResult {
+        self.given.lock().unwrap().push_back((OrderId(number), order));
+        let mut result = None;
+        eventually("the order is answered", || {
+            result = self.answers.lock().unwrap().pop();
+            result.is_some()
+        });
+        let (id, result) = result.unwrap();
+        assert_eq!(id, OrderId(number));
+        result
+    }
+
+    fn last(&self) -> ConnectionRecord {
+        self.records.lock().unwrap().last().expect("the directory was told").clone()
+    }
+}
+
+impl Directory for Orders {
+    fn publish(&self, record: ConnectionRecord) {
+        self.records.lock().unwrap().push(record);
+    }
+    fn offer(&self, _: ServiceAddress) {}
+    fn resolve(&self, _: &str) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
+    fn may_connect(&self, _: &str, _: &str) -> Result<PKey, FabricError> {
+        Ok(PKey::DEFAULT)
+    }
+    fn next_order(&self) -> Option<(OrderId, Order)> {
+        self.given.lock().unwrap().pop_front()
+    }
+    fn answer(&self, id: OrderId, result: OrderResult) {
+        self.answers.lock().unwrap().push((id, result));
+    }
+}
+
+/// A control plane moves the QP by which two processes are reached, from port to port at both ends and to other source ports, while threads send by it and add to words
+/// of both: everything once, in order, nothing lost and nothing in doubt. At last it closes it.
+#[test]
+fn a_qp_that_is_moved_by_order_under_load_loses_repeats_and_reorders_nothing_of_any_of_its_peers() {
+    const MOVES: u64 = 60;
+    let (a, b) = (Device::with_ports(&[14, 15]), Device::with_ports(&[16, 17]));
+    let files = [File::new("i"), File::new("j")];
+    let orders = Arc::new(Orders::default());
+    let builder = Fabric::builder(a.provider.clone()).device(&a.name).node("a0").config(config());
+    let fabric = builder.directory(orders.clone()).exchange(tcp()).build().unwrap();
+    let here = XrcPool::new(&fabric, &files[0].0).unwrap();
+    let there = processes(&b, 2, "b", &files[1]);
+    let peers: Vec<_> = there.iter().map(|(_, address)| here.connect(&tcp(), address).unwrap()).collect();
+    let words: Vec<_> = there.iter().map(|(process, _)| buffer(process.fabric(), 8)).collect();
+    let first = orders.last();
+    assert_eq!(
+        (first.state, first.qp_num, Some(&first)),
+        (ConnectionState::Up, peers[1].qp_num(), peers[0].record().as_ref())
+    );
+    let theirs = there[0].0.fabric().context().query_gid_table().unwrap();
+    let theirs: Vec<_> = theirs.iter().filter(|entry| entry.gid.is_ipv4()).map(|entry| entry.gid).collect();
+    assert_eq!((theirs.len(), first.alternatives.len()), (2, 1));
+    let to = |path: fabric::Path, token: u64| Order::Move {
+        connection: first.id.clone(),
+        path,
+        token: FencingToken(token),
+        reason: "test".into(),
+    };
+    let over = AtomicBool::new(false);
+    let sent = std::thread::scope(|scope| {
+        let over = &over;
+        let senders: Vec<_> = peers
+            .iter()
+            .zip(&words)
+            .map(|(peer, word)| {
+                let (old, range) = (buffer(here.fabric(), 8), word.remote(0, 8).unwrap());
+                scope.spawn(move || {
+                    let mut number = 0u64;
+                    while !over.load(Ordering::Relaxed) {
+                        let (old, bytes) = (piece(&old, 0, 8), number.to_le_bytes());
+                        let both = [Operation::fetch_add(&old, range, 1), Operation::send(&bytes)];
+                        let ends = peer.execute_all(&both).unwrap();
+                        assert!(ends.iter().all(Outcome::is_done), "message {number}: {ends:?}");
+                        number += 1;
+                    }
+                    // The last one: nothing comes after it.
+                    assert!(peer.execute(Operation::send(&u64::MAX.to_le_bytes())).unwrap().is_done());
+                    number
+                })
+            })
+            .collect();
+        let receivers: Vec<_> = there
+            .iter()
+            .map(|(process, _)| {
+                scope.spawn(move || {
+                    for number in 0.. {
+                        let message = process.receive(Some(PATIENCE)).unwrap().expect("a message is missing");
+                        let bytes = message.received().to_vec().unwrap().try_into().unwrap();
+                        match u64::from_le_bytes(bytes) {
+                            u64::MAX => return number,
+                            came => assert_eq!(came, number, "lost, repeated or out of order"),
+                        }
+                    }
+                    unreachable!("there are enough numbers")
+                })
+            })
+            .collect();
+        let (mut longest, mut numbers) = (0, vec![first.qp_num]);
+        for n in 0..MOVES {
+            let before = orders.last();
+            let path = match n % 3 {
+                0 => before.alternatives[0].clone(),
+                1 => fabric::Path { flow_label: 0x4002 + n as u32, ..before.path.clone() },
+                _ => fabric::Path { dgid: theirs[usize::from(before.path.dgid == theirs[0])], ..before.path.clone() },
+            };
+            match orders.carry_out(n, to(path.clone(), 5)) {
+                OrderResult::Done { generation, pause_us } => {
+                    assert!(generation > before.generation);
+                    longest = longest.max(pause_us);
+                }
+                other => panic!("move {n} to {path:?}: {other:?}"),
+            }
+            let after = orders.last();
+            assert_eq!((&after.path, after.state), (&path, ConnectionState::Up));
+            numbers.push(after.qp_num);
+            // Something comes through on each.
+            let came = words[0].load_u64(0).unwrap();
+            eventually("operations go on", || words[0].load_u64(0).unwrap() > came);
+        }
+        over.store(true, Ordering::Relaxed);
+        numbers.sort_unstable();
+        numbers.dedup();
+        println!("{MOVES} moves, each a QP of its own: {}; longest pause {longest} µs", numbers.len());
+        let sent: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
+        let came: Vec<u64> = receivers.into_iter().map(|receiver| receiver.join().unwrap()).collect();
+        assert_eq!(sent, came);
+        sent
+    });
+    for (word, sent) in words.iter().zip(sent) {
+        assert_eq!(word.load_u64(0).unwrap(), sent);
+    }
+    let count = here.count();
+    assert_eq!((count.initiators, count.moves, count.rebuilds), (1, MOVES, 0));
+    // Nothing of the old ones is left, at either end.
+    let left = || (a.qps_of(QpType::XrcSend), b.qps_of(QpType::XrcRecv));
+    eventually("the old QPs are gone", || left() == (1, 1));
+
+    // Who has no authority any more moves nothing, and who asks for what is not there is told why.
+    let present = orders.last().path;
+    let fenced = orders.carry_out(100, to(present.clone(), 4));
+    assert_eq!(fenced, OrderResult::Fenced { highest: FencingToken(5) });
+    let nowhere = fabric::Path { port_num: 7, ..present.clone() };
+    let refused = orders.carry_out(101, to(nowhere, 5));
+    assert!(matches!(refused, OrderResult::RolledBack { .. }), "{refused:?}");
+    let elsewhere = fabric::Path { dgid: Gid::from_ip("192.0.2.1".parse().unwrap()), ..present.clone() };
+    let refused = orders.carry_out(102, to(elsewhere, 5));
+    assert!(matches!(&refused, OrderResult::RolledBack { reason } if reason.contains("192.0.2.1")), "{refused:?}");
+    assert!(peers[0].execute(Operation::send(b"as before")).unwrap().is_done());
+    assert_eq!((orders.last().path, left()), (present, (1, 1)));
+    // A QP that fails is made anew where it was moved to.
+    peers[0].inject(Injected::QpError).unwrap();
+    assert!(peers[1].execute(Operation::send(b"again")).unwrap().is_done());
+    assert_eq!((orders.last().path.port_num, here.count().rebuilds), (first.path.port_num, 1));
+
+    let close = Order::Close {
+        connection: first.id.clone(),
+        token: FencingToken(6),
+        reason: "the tenant lost the right".into(),
+    };
+    assert!(matches!(orders.carry_out(103, close), OrderResult::Done { .. }));
+    let error = peers[0].execute(Operation::send(b"no more")).unwrap_err();
+    assert_eq!((error.fault, orders.last().state), (Fault::Closed, ConnectionState::Closed));
+    assert!(error.message.contains("lost the right"), "{error}");
+}
+
+/// A peer that takes no messages: the move is taken back in time, and what waits goes on when it does.
+#[test]
+fn a_move_that_cannot_drain_is_taken_back_and_a_port_that_goes_down_is_left_at_once() {
+    let (a, b) = (Device::with_ports(&[18, 19]), Device::new(20));
+    let files = [File::new("k"), File::new("l")];
+    let few = |mut config: Config| {
+        config.receives = 4;
+        // Receiver not ready: for ever.
+        config.patience.step_ns = 200_000_000;
+        config
+    };
+    let fabric = a.fabric("a0", &few(config()));
+    let here = XrcPool::new(&fabric, &files[0].0).unwrap();
+    let far = b.fabric("b0", &few(config()));
+    let member = XrcPool::new(&far, &files[1].0).unwrap();
+    let address = member.listen(&tcp(), "127.0.0.1:0").unwrap();
+    let peer = here.connect(&tcp(), &address).unwrap();
+    let before = peer.record().unwrap();
+    std::thread::scope(|scope| {
+        let peer = &peer;
+        let sender = scope.spawn(move || {
+            let bytes: Vec<[u8; 8]> = (0..12u64).map(u64::to_le_bytes).collect();
+            let all: Vec<_> = bytes.iter().map(|bytes| Operation::send(&bytes[..])).collect();
+            peer.execute_all(&all).unwrap()
+        });
+        // The receives are used up: more is on its way, and waits.
+        eventually("receives run out", || b.counter(&far, "send_rnr_err") > 0);
+        let result = peer.move_to(before.alternatives[0].clone(), FencingToken(1), "test").unwrap();
+        assert!(
+            matches!(&result, OrderResult::RolledBack { reason } if reason.contains("takes no messages")),
+            "{result:?}"
+        );
+        for number in 0..12u64 {
+            let message = member.receive(Some(PATIENCE)).unwrap().expect("a message is missing");
+            assert_eq!(message.received().to_vec().unwrap(), number.to_le_bytes());
+        }
+        assert!(sender.join().unwrap().iter().all(Outcome::is_done));
+    });
+    assert_eq!((peer.qp_num(), here.count().moves, here.count().rebuilds), (before.qp_num, 0, 0));
+    let result = peer.move_to(before.alternatives[0].clone(), FencingToken(1), "test").unwrap();
+    assert!(matches!(result, OrderResult::Done { .. }), "{result:?}");
+    let port = peer.record().unwrap().path.port_num;
+    assert_ne!(port, before.path.port_num);
+    assert!(peer.execute(Operation::send(b"x")).unwrap().is_done());
+
+    // A port that goes down is left at once, and not when the next operation has been tried again and again.
+    let context = fabric.context();
+    let context = context.as_any().downcast_ref::<SoftwareContext>().expect("a software device");
+    context.core().change_port(port, &PortChange::Down).unwrap();
+    let failed = |qp: &QpResource| qp.qp_type == QpType::XrcSend as u32 && qp.state == QpState::Err as u32;
+    eventually("the QP of the port that is down is stopped", || a.qps().iter().any(failed));
+    assert!(peer.execute(Operation::send(b"elsewhere")).unwrap().is_done());
+    assert_eq!((peer.record().unwrap().path.port_num, here.count().rebuilds), (before.path.port_num, 1));
 }
 
 /// Says in which partition a tenant speaks with `kv`; who has none may not.

@@ -137,8 +137,7 @@ impl World {
         let (Some(path), true) = (&side.path, side.session.as_ref().is_some_and(Session::is_up)) else { return false };
         let token = side.session.as_ref().map_or(FencingToken(0), Session::highest_token);
         let Some(change) = side.home.way(path, token, now) else { return false };
-        side.asked.push_back((token, None));
-        side.inputs.push_back(Input::Move(change));
+        side.order(change, None);
         true
     }
 }

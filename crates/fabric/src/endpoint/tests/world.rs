@@ -16,7 +16,7 @@ use crate::error::FabricError;
 use crate::operation::Outcome;
 use crate::path::Path;
 use crate::session::{
-    Abilities, Action, Body, Change, Drained, Input, LaneId, Patience, QpOffer, Role, Session, Setup, Strategy,
+    Abilities, Action, Body, Change, Drained, Input, LaneId, Patience, QpOffer, Role, Session, Setup, Strategy, Ticket,
 };
 use scalefabric_verbs::{Gid, MigState, QueuePair, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -94,7 +94,8 @@ pub struct Side {
     pub executed: HashMap<u64, u32>,
     pub closed: Option<FabricError>,
     /// Orders without an answer; `None`: the way home.
-    pub asked: VecDeque<(FencingToken, Option<Path>)>,
+    pub asked: BTreeMap<Ticket, Option<Path>>,
+    tickets: u64,
     /// Answers that were wrong.
     pub wrong: Option<String>,
 }
@@ -173,7 +174,8 @@ impl World {
                 received: Vec::new(),
                 executed: HashMap::new(),
                 closed: None,
-                asked: VecDeque::new(),
+                asked: BTreeMap::new(),
+                tickets: 0,
                 wrong: None,
             }
         };
@@ -260,14 +262,12 @@ impl World {
         };
         let token = FencingToken(1);
         let side = &mut self.sides[s];
-        // More than the session keeps waiting are answered at once, and answers are told apart by their order only.
-        if side.session.is_none() || side.closed.is_some() || side.asked.len() > 8 {
+        if side.session.is_none() || side.closed.is_some() {
             return;
         }
         side.home.forget();
-        side.asked.push_back((token, Some(path.clone())));
-        let change = Change { path, peer_path, strategy, token, reason: String::new() };
-        side.inputs.push_back(Input::Move(change));
+        let wanted = Some(path.clone());
+        side.order(Change { path, peer_path, strategy, token, reason: String::new() }, wanted);
         self.act();
     }
 
@@ -603,9 +603,9 @@ impl World {
                 self.moves += 1;
                 self.destroy(s, |other| other < lane);
             }
-            Action::Answer { token, result } => {
+            Action::Answer { ticket, result } => {
                 self.done += u64::from(matches!(result, OrderResult::Done { .. }));
-                self.sides[s].answered(token, &result, self.now);
+                self.sides[s].answered(ticket, &result, self.now);
             }
             Action::TakeKeys { .. } | Action::Revoke { .. } | Action::Report(_) => {}
             Action::Closed(error) => self.close(s, error),
@@ -738,13 +738,21 @@ impl Side {
         self.path = Some(path);
     }
 
-    fn answered(&mut self, token: FencingToken, result: &OrderResult, now: u64) {
-        let Some(index) = self.asked.iter().position(|(other, _)| *other == token) else {
+    /// An order to move: to this path, or home.
+    pub fn order(&mut self, change: Change, path: Option<Path>) {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.asked.insert(ticket, path);
+        self.inputs.push_back(Input::Move { ticket, change });
+    }
+
+    fn answered(&mut self, ticket: Ticket, result: &OrderResult, now: u64) {
+        let Some(path) = self.asked.remove(&ticket) else {
             self.wrong = Some(format!("nobody waits for {result:?}"));
             return;
         };
         let done = matches!(result, OrderResult::Done { .. });
-        match self.asked.remove(index).and_then(|(_, path)| path) {
+        match path {
             None if done => self.home.forget(),
             None => self.home.refused(now),
             Some(path) => {

@@ -41,7 +41,7 @@ impl Line {
     }
 
     /// Asks, and hears the answer. A channel that broke is dialled again, once; another process at the address is [`Fault::Peer`].
-    pub async fn ask(&self, ask: &Ask) -> Result<Answer, FabricError> {
+    pub(super) async fn ask(&self, ask: &Ask) -> Result<Answer, FabricError> {
         let mut place = self.channel.lock().await;
         if let Some(channel) = &mut *place {
             match talk(channel, ask).await {

@@ -9,16 +9,18 @@ use super::{Inner, XrcDomain};
 use crate::error::{FabricError, Fault};
 use crate::exchange::{Channel, Exchange};
 use crate::session::{LaneId, QpOffer};
-use scalefabric_verbs::{PKey, QpAttr, Qpn, QueuePair};
+use scalefabric_verbs::{Gid, PKey, QpAttr, Qpn, QueuePair};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Version of the messages.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 /// How long each word may take.
 const WORD: Duration = Duration::from_secs(5);
+/// Target QPs by which one initiator comes in at a time: the one that it uses, and the one that it is about to use.
+const MOST_HELD: usize = 2;
 /// Longest name of a process or a domain, bytes.
 const MAX_NAME: usize = 256;
 
@@ -51,10 +53,17 @@ pub(in super::super) struct Welcome {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub(super) enum Ask {
-    /// By a new QP.
-    Make { qp: QpOffer },
-    /// By this target QP, which another process of the domain has made for me.
-    Use { target: u32 },
+    /// By a new QP, which I want to reach at this address, if I say one.
+    Make {
+        qp: QpOffer,
+        gid: Option<std::net::Ipv6Addr>,
+        /// Beside the one by which I come in now, which I leave later.
+        beside: bool,
+    },
+    /// By this target QP, which another process of the domain has made for me; likewise beside.
+    Use { target: u32, beside: bool },
+    /// By this one no more: nothing of mine is on its way to it. Stop it, so that all that has come by it is told before what comes by another.
+    Leave { target: u32 },
     /// By a new QP, in place of this one, which has failed: stop it, and say what it had executed.
     Rebuild { target: u32, qp: QpOffer },
 }
@@ -127,7 +136,7 @@ pub(super) async fn meet(
     let key = (line.welcome.domain.clone(), pkey);
     let known = lock(&inner.trunks).get(&key).cloned().unwrap_or_default();
     for trunk in known.into_iter().filter(|trunk| trunk.is_open()) {
-        match line.ask(&Ask::Use { target: trunk.target() }).await? {
+        match line.ask(&Ask::Use { target: trunk.target(), beside: false }).await? {
             Answer::Ready => {
                 trunk.add(&line);
                 return Ok((trunk, line));
@@ -138,13 +147,15 @@ pub(super) async fn meet(
     }
     let (channel, cq) = queue(shared)?;
     let begun = Begun::new(shared, near(address), pkey, &cq)?;
-    let target = match line.ask(&Ask::Make { qp: begun.offer.clone() }).await? {
+    let make = Ask::Make { qp: begun.offer.clone(), gid: None, beside: false };
+    let target = match line.ask(&make).await? {
         Answer::Made { qp } => qp,
         answer => return Err(refused(answer)),
     };
     target.check()?;
     let made = begun.ready(shared, &target, LaneId(1))?;
-    let trunk = Arc::new(Trunk::new(inner, (channel, cq), made, (target.qp_num, pkey, near(address))));
+    let place = (target.qp_num, pkey, near(address));
+    let trunk = Trunk::new(inner, (channel, cq), made, place, &line.welcome.service);
     trunk.add(&line);
     let mut trunks = lock(&inner.trunks);
     let of_domain = trunks.entry(key).or_default();
@@ -177,15 +188,26 @@ pub(super) async fn serve(inner: Weak<Inner>, mut channel: Box<dyn Channel>) {
     if say(&mut channel, &Answer::Welcome(welcome)).await.is_err() {
         return;
     }
-    let mut held = None;
+    let mut held: Vec<Target> = Vec::new();
     loop {
-        // The first word comes at once; then its end is what counts, and what it asks when a QP has failed.
-        let ask = if held.is_none() { hear::<Ask>(&mut channel).await } else { hear_some_time(&mut channel).await };
+        // The first word comes at once; then its end is what counts, and what it asks when a QP has failed or takes another path.
+        let ask = if held.is_empty() { hear::<Ask>(&mut channel).await } else { hear_some_time(&mut channel).await };
         let Ok(ask) = ask else { return };
         let Some(inner) = inner.upgrade() else { return };
-        let (answer, target) = inner.answer(&ask, &hello.from, pkey);
+        let is_beside = matches!(ask, Ask::Make { beside: true, .. } | Ask::Use { beside: true, .. });
+        let (answer, target) = if is_beside && held.len() >= MOST_HELD {
+            (Answer::Refused { reason: "leave one of the QPs first".into() }, None)
+        } else {
+            inner.answer(&ask, &hello.from, pkey)
+        };
         if let Some(number) = target {
-            held = Some(Target { inner: Arc::downgrade(&inner), number });
+            if !is_beside {
+                held.clear();
+            }
+            held.push(Target { inner: Arc::downgrade(&inner), number });
+        }
+        if let Ask::Leave { target } = ask {
+            held.retain(|known| known.number != target);
         }
         drop(inner);
         if say(&mut channel, &answer).await.is_err() {
@@ -225,12 +247,21 @@ impl Inner {
 
     fn answer(&self, ask: &Ask, from: &str, pkey: PKey) -> (Answer, Option<u32>) {
         let answered = match ask {
-            Ask::Make { qp } => self.make(qp, pkey).map(|(made, qp)| (made, Answer::Made { qp })),
+            Ask::Make { qp, gid, .. } => {
+                let wanted = gid.map(|gid| Gid(gid.octets()));
+                self.make(qp, wanted, pkey).map(|(made, qp)| (made, Answer::Made { qp }))
+            }
+            Ask::Leave { target } => {
+                return match self.stop(*target, from) {
+                    Ok(_) => (Answer::Ready, None),
+                    Err(error) => (Answer::Refused { reason: error.message }, None),
+                };
+            }
             Ask::Rebuild { target, qp } => self.stop(*target, from).and_then(|executed| {
-                let (made, qp) = self.make(qp, pkey)?;
+                let (made, qp) = self.make(qp, None, pkey)?;
                 Ok((made, Answer::Rebuilt { qp, executed }))
             }),
-            Ask::Use { target } => match self.open(*target) {
+            Ask::Use { target, .. } => match self.open(*target) {
                 Some(qp) => self.is_in(&qp, pkey).map(|()| (qp, Answer::Ready)),
                 None => return (Answer::Unknown, None),
             },
@@ -245,9 +276,14 @@ impl Inner {
         (answer, Some(number))
     }
 
-    fn make(&self, qp: &QpOffer, pkey: PKey) -> Result<(Arc<dyn QueuePair>, QpOffer), FabricError> {
+    fn make(
+        &self,
+        qp: &QpOffer,
+        wanted: Option<Gid>,
+        pkey: PKey,
+    ) -> Result<(Arc<dyn QueuePair>, QpOffer), FabricError> {
         qp.check()?;
-        make_target(&self.shared, &self.xrcd, qp, pkey)
+        make_target(&self.shared, &self.xrcd, (qp, wanted), pkey)
     }
 
     /// Takes a target to ERR; what it had executed, if the backend vouches for that and it is still there.

@@ -7,7 +7,8 @@ use super::super::resolve::resolve_by_psn;
 use super::super::send::MARKER;
 use super::line::Line;
 use super::meeting::{Answer, Ask, refused};
-use super::trunk::{Begun, Trunk};
+use super::trunk::{Begun, Readied, Trunk};
+use crate::directory::ConnectionState;
 use crate::error::{FabricError, Fault};
 use crate::session::{Backoff, LaneId, QpOffer};
 use scalefabric_verbs::{QpAttr, SendFlags, SendOp, SendWr, Srqn};
@@ -32,6 +33,7 @@ impl Trunk {
         let mut backoff = Backoff::new(self.shared.random());
         // A QP that is made anew and fails again before anything has come through has not been mended.
         let begun = *lock(&self.trouble_since).get_or_insert_with(Instant::now);
+        self.tell(ConnectionState::Rebuilding);
         self.stop().await;
         self.broken.store(false, Ordering::SeqCst);
         loop {
@@ -43,6 +45,7 @@ impl Trunk {
                         *lock(&self.trouble_since) = None;
                     }
                     self.mending.store(false, Ordering::SeqCst);
+                    self.tell(ConnectionState::Up);
                     self.look();
                     // It may have failed again at once, and who saw that left it to us.
                     if self.broken.load(Ordering::SeqCst) {
@@ -101,18 +104,21 @@ impl Trunk {
             return Err(FabricError::new(Fault::Closed, "nobody is reached by it any more"));
         }
         let cq = lock(&self.sender).queue(0).ok_or_else(|| FabricError::environment("the queue is gone"))?;
-        let begun = Begun::new(&self.shared, self.near, self.pkey, &cq)?;
+        let present = lock(&self.end).path.clone();
+        // Where it was, or has been moved to, as long as that port is up.
+        let begun = Begun::on(&self.shared, present, self.pkey, &cq)
+            .or_else(|_| Begun::new(&self.shared, self.near, self.pkey, &cq))?;
         let (target, asked) = self.ask_for_target(&lines, &begun.offer).await?;
         target.check()?;
         for (_, line) in lines.iter().enumerate().filter(|(index, _)| *index != asked) {
             // Its SRQ is reached in any case; that it holds the QP keeps the QP there when others go.
-            let _ = line.ask(&Ask::Use { target: target.qp_num }).await;
+            let _ = line.ask(&Ask::Use { target: target.qp_num, beside: false }).await;
         }
         let lane = LaneId(lock(&self.end).lane.0 + 1);
-        let (qp, outlet) = begun.ready(&self.shared, &target, lane)?;
+        let Readied { qp, outlet, path } = begun.ready(&self.shared, &target, lane)?;
         let (old, executed) = {
             let mut end = lock(&self.end);
-            (end.target, end.lane) = (target.qp_num, lane);
+            (end.target, end.lane, end.path) = (target.qp_num, lane, path);
             (std::mem::replace(&mut end.qp, qp), end.executed.take().flatten())
         };
         let _ = old.destroy();
@@ -148,8 +154,9 @@ impl Trunk {
     }
 
     /// It is given up: what is outstanding is told as what it is.
-    fn end(&self, error: FabricError) {
+    pub(super) fn end(&self, error: FabricError) {
         lock(&self.sender).end(error);
+        self.tell(ConnectionState::Closed);
         self.bell.ring();
     }
 }

@@ -4,9 +4,10 @@
 //! A QP that fails is made anew (`mending`), on a port that is up, and operations go on: what the target's QP had executed is done, what it had not is posted
 //! again, and what nobody can tell is in doubt. Each partition has a QP of its own, and policy is asked by both ends, as for connections.
 //!
-//! What it gives up: a QP carries what is for several peers, so its failure is a pause for all of them. It cannot be moved by order: its target has no send queue
-//! that could drain, and is held by several processes, each with its own operations on it; who must move without a pause takes a [`super::Connection`]. Offers of
-//! memory and rotated keys are connections', too.
+//! It takes another path by order (`moving`), of a control plane or of the application, and is told to the directory as a connection of the side that sends.
+//!
+//! What it gives up: a QP carries what is for several peers, so its failure is a pause for all of them, and so is its move. Offers of memory and rotated keys are
+//! connections', and but for a port that goes down it does not move by itself: not home when the port has returned, nor away from losses.
 //!
 //! **The domain** is named by a file of the host. Processes whose devices share domains through files (hardware) share the QPs by which peers come in;
 //! on the software NIC a domain is shared within a process, by all contexts that open the file.
@@ -14,6 +15,7 @@
 mod line;
 mod meeting;
 mod mending;
+mod moving;
 mod trunk;
 
 use super::config::Config;
@@ -24,9 +26,11 @@ use super::receive::{Arrival, ReceivePool};
 use super::received::Received;
 use super::service::Shared;
 use super::wait::{Bell, block_on, wait};
+use crate::directory::{ConnectionRecord, FencingToken, OrderResult};
 use crate::error::{FabricError, Fault};
 use crate::exchange::{Exchange, Identity};
 use crate::operation::Outcome;
+use crate::session::Change;
 use line::Line;
 use scalefabric_verbs::{
     AccessFlags, CompletionChannel, CompletionQueue, PKey, QueuePair, SrqInit, Srqn, WcFlags, WcOpcode, WcStatus,
@@ -40,7 +44,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use trunk::Trunk;
+pub(super) use trunk::Trunk;
 
 /// A process's place in an XRC domain: the SRQ at which it is reached, and the QPs by which it reaches others. A handle: clones are the same.
 #[derive(Clone)]
@@ -98,6 +102,8 @@ pub struct XrcCount {
     pub targets: usize,
     /// How often an initiator's QP was made anew.
     pub rebuilds: u64,
+    /// How often one took another path by order.
+    pub moves: u64,
 }
 
 impl XrcPool {
@@ -227,7 +233,8 @@ impl XrcPool {
         let trunks = lock(&self.inner.trunks);
         let initiators = trunks.values().flatten().filter(|trunk| trunk.is_open()).count();
         let rebuilds = trunks.values().flatten().map(|trunk| trunk.rebuilds()).sum();
-        XrcCount { initiators, targets: lock(&self.inner.targets).len(), rebuilds }
+        let moves = trunks.values().flatten().map(|trunk| trunk.moves()).sum();
+        XrcCount { initiators, targets: lock(&self.inner.targets).len(), rebuilds, moves }
     }
 
     /// The number of its SRQ.
@@ -340,6 +347,24 @@ impl XrcPeer {
     /// Carries operations out, in order and as many at once as there is room for, and waits for all ends.
     pub fn execute_all(&self, operations: &[Operation<'_>]) -> Result<Vec<Outcome>, FabricError> {
         self.trunk.execute_all(operations, &self.line.welcome, self.pool.inner.config().waiting)
+    }
+
+    /// What the directory is told of the QP by which it is reached.
+    pub fn record(&self) -> Option<ConnectionRecord> {
+        lock(&self.trunk.record).clone()
+    }
+
+    /// Moves the QP by which it and its neighbours are reached to another path, and waits until it has moved or everything is as before. Operations wait as long as
+    /// those that were posted before take to end; nothing is lost, repeated or reordered. A path to another address of the peer moves the peer's end there.
+    pub fn move_to(
+        &self,
+        path: crate::path::Path,
+        token: FencingToken,
+        reason: &str,
+    ) -> Result<OrderResult, FabricError> {
+        let (trunk, reason) = (self.trunk.clone(), reason.to_owned());
+        let change = Change { path, peer_path: None, strategy: None, token, reason };
+        block_on(self.pool.inner.shared.handle.spawn(async move { trunk.take_path(&change).await })).map_err(|_| gone())
     }
 
     /// Makes a fault, to see what becomes of it: the QP goes to ERR, and nobody is told. For tests and drills; other faults are connections', and misuse.

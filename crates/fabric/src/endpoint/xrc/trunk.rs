@@ -1,8 +1,10 @@
 //! The QP by which a process reaches all processes of one XRC domain in one partition, and how operations for any of them are posted on it. What becomes of them
-//! when it fails is in `mending`.
+//! when it fails is in `mending`, and how it takes another path in `moving`.
 
 use super::super::config::{MAX_INLINE, Waiting};
 use super::super::gid::Want;
+use super::super::hub::PortAt;
+use super::super::lane::{address_vector, gid_index};
 use super::super::link::lock;
 use super::super::log::Bounds;
 use super::super::operation::{MAX_PIECES, Operation, Remote, Verb};
@@ -12,8 +14,10 @@ use super::super::wait::{Bell, wait};
 use super::Inner;
 use super::line::Line;
 use super::meeting::Welcome;
+use crate::directory::{ConnectionId, ConnectionRecord, ConnectionState, FencingToken};
 use crate::error::FabricError;
 use crate::operation::Outcome;
+use crate::path::Path;
 use crate::session::{LaneId, QpOffer};
 use scalefabric_verbs::{
     AccessFlags, AddressVector, CompletionChannel, CompletionQueue, Gid, Mtu, PKey, Psn, QpAttr, QpCap, QpInit, QpType,
@@ -42,6 +46,13 @@ pub(in super::super) struct Trunk {
     pub(super) rebuilds: AtomicU64,
     /// Since when nothing has come through.
     pub(super) trouble_since: Mutex<Option<Instant>>,
+    /// Its name in the directory.
+    pub(super) id: ConnectionId,
+    pub(super) service: String,
+    pub(super) record: Mutex<Option<ConnectionRecord>>,
+    /// Highest authority that has ordered anything of it.
+    pub(super) highest: Mutex<FencingToken>,
+    pub(super) moves: AtomicU64,
 }
 
 /// The QP of now.
@@ -51,6 +62,7 @@ pub(super) struct End {
     pub target: u32,
     /// Counts QPs.
     pub lane: LaneId,
+    pub path: Path,
     /// While it is made anew: what its target had executed, once that is known.
     pub executed: Option<Option<u32>>,
 }
@@ -66,10 +78,18 @@ pub(super) fn queue(shared: &Shared) -> Result<Queue, FabricError> {
     Ok((channel, cq))
 }
 
+/// An initiator QP in RTS.
+pub(super) struct Readied {
+    pub qp: Arc<dyn QueuePair>,
+    pub outlet: Outlet,
+    pub path: Path,
+}
+
 /// An initiator QP in INIT, whose target is not there yet. It goes if nothing comes of it.
 pub(super) struct Begun {
     qp: Option<Arc<dyn QueuePair>>,
-    vector: AddressVector,
+    pub path: Path,
+    sgid_index: u8,
     pub offer: QpOffer,
 }
 
@@ -89,9 +109,23 @@ impl Begun {
         pkey: PKey,
         cq: &Arc<dyn CompletionQueue>,
     ) -> Result<Self, FabricError> {
-        let (hub, config) = (shared.hub(), &shared.config);
+        let hub = shared.hub();
         let entry = hub.choose(&Want { peer: near, ..Want::default() })?;
-        let sgid_index = index(entry.gid_index)?;
+        let path = Path {
+            device: hub.device.clone(),
+            port_num: entry.port_num,
+            sgid: entry.gid,
+            dgid: near.unwrap_or(Gid::ZERO),
+            flow_label: 0,
+            dscp: shared.config.dscp,
+        };
+        Self::on(shared, path, pkey, cq)
+    }
+
+    /// Makes it on this path; an error if nothing can be sent by it.
+    pub fn on(shared: &Shared, path: Path, pkey: PKey, cq: &Arc<dyn CompletionQueue>) -> Result<Self, FabricError> {
+        let (hub, config) = (shared.hub(), &shared.config);
+        let sgid_index = gid_index(hub, &path)?;
         let max_inline = (config.max_inline.min(hub.attr.max_inline_data) as usize).min(MAX_INLINE);
         let cap = QpCap {
             // A marker at its end.
@@ -104,40 +138,34 @@ impl Begun {
         let (send_cq, recv_cq) = (cq.clone(), cq.clone());
         let init = QpInit { qp_type: QpType::XrcSend, send_cq, recv_cq, srq: None, cap, sq_sig_all: false };
         let qp = hub.pd.create_qp(&init)?;
-        let (mut attr, mask) = QpAttr::init(QpType::XrcSend, entry.port_num, AccessFlags::empty());
-        attr.pkey_index = hub.pkey_index(entry.port_num, pkey)?;
+        let (mut attr, mask) = QpAttr::init(QpType::XrcSend, path.port_num, AccessFlags::empty());
+        attr.pkey_index = hub.pkey_index(path.port_num, pkey)?;
         qp.modify(&attr, mask)?;
         let offer = QpOffer {
             qp_num: qp.qp_num().get(),
             psn: shared.random() as u32 & 0xff_ffff,
-            gid: entry.gid.0.into(),
-            mtu: hub.mtu(entry.port_num)?.bytes(),
+            gid: path.sgid.0.into(),
+            mtu: hub.mtu(path.port_num)?.bytes(),
             max_dest_rd_atomic: 0,
             max_rd_atomic: config.max_rd_atomic.min(u8::try_from(hub.attr.max_qp_init_rd_atom).unwrap_or(u8::MAX)),
             receive_bytes: 0,
             receives: 0,
-            port: format!("{} port {}", hub.device, entry.port_num),
+            port: format!("{} port {}", hub.device, path.port_num),
             srq_num: None,
             domain: 0,
         };
-        let vector = AddressVector::new(entry.port_num, sgid_index, Gid::ZERO);
-        Ok(Self { qp: Some(qp), vector, offer })
+        Ok(Self { qp: Some(qp), path, sgid_index, offer })
     }
 
     /// Takes it to RTS towards its target.
-    pub fn ready(
-        mut self,
-        shared: &Shared,
-        target: &QpOffer,
-        lane: LaneId,
-    ) -> Result<(Arc<dyn QueuePair>, Outlet), FabricError> {
+    pub fn ready(mut self, shared: &Shared, target: &QpOffer, lane: LaneId) -> Result<Readied, FabricError> {
         let config = &shared.config;
         let qp = self.qp.clone().ok_or_else(|| FabricError::environment("the QP is gone"))?;
         let mtu = mtu(self.offer.mtu.min(target.mtu))?;
-        self.vector.dgid = Gid(target.gid.octets());
-        self.vector.traffic_class = config.dscp << 2;
+        self.path.dgid = Gid(target.gid.octets());
+        let vector = address_vector(&self.path, self.sgid_index);
         let (qpn, psn) = (Qpn::new(target.qp_num), Psn::new(target.psn));
-        let (rtr, mask) = QpAttr::rtr(QpType::XrcSend, qpn, psn, mtu, self.vector);
+        let (rtr, mask) = QpAttr::rtr(QpType::XrcSend, qpn, psn, mtu, vector);
         qp.modify(&rtr, mask)?;
         let max_rd_atomic = self.offer.max_rd_atomic.min(target.max_dest_rd_atomic);
         let (mut rts, mask) = QpAttr::rts(QpType::XrcSend, Psn::new(self.offer.psn));
@@ -146,20 +174,20 @@ impl Begun {
         self.qp = None;
         let psn = self.offer.psn;
         let outlet = Outlet { lane, domain: 0, peer_domain: 0, qp: qp.clone(), psn, mtu: mtu.bytes(), max_rd_atomic };
-        Ok((qp, outlet))
+        Ok(Readied { qp, outlet, path: self.path.clone() })
     }
 }
 
-/// Makes the target QP of an initiator, in RTS.
+/// Makes the target QP of an initiator, in RTS, at the address by which the initiator wants to reach it, if it wants one.
 pub(super) fn make_target(
     shared: &Shared,
     xrcd: &Arc<dyn scalefabric_verbs::XrcDomain>,
-    peer: &QpOffer,
+    (peer, wanted): (&QpOffer, Option<Gid>),
     pkey: PKey,
 ) -> Result<(Arc<dyn QueuePair>, QpOffer), FabricError> {
     let (hub, config) = (shared.hub(), &shared.config);
     let peer_gid = Gid(peer.gid.octets());
-    let entry = hub.choose(&Want { peer: Some(peer_gid), ..Want::default() })?;
+    let entry = hub.choose(&Want { peer: Some(peer_gid), gid: wanted, ..Want::default() })?;
     let qp = hub.context.create_xrc_target(xrcd)?;
     let rights = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
     let (mut attr, mask) = QpAttr::init(QpType::XrcRecv, entry.port_num, rights);
@@ -202,12 +230,13 @@ fn mtu(bytes: u32) -> Result<Mtu, FabricError> {
 
 impl Trunk {
     /// A trunk by a QP in RTS.
-    pub fn new(
+    pub(super) fn new(
         inner: &Inner,
         (channel, cq): Queue,
-        (qp, outlet): (Arc<dyn QueuePair>, Outlet),
+        Readied { qp, outlet, path }: Readied,
         (target, pkey, near): (u32, PKey, Option<Gid>),
-    ) -> Self {
+        service: &str,
+    ) -> Arc<Self> {
         let shared = inner.shared.clone();
         let max_inline = (shared.config.max_inline.min(shared.hub().attr.max_inline_data) as usize).min(MAX_INLINE);
         let max_rd_atomic = outlet.max_rd_atomic;
@@ -215,12 +244,13 @@ impl Trunk {
         let lane = outlet.lane;
         let mut sender = Sender::new(cq, shared.config.depth, bounds);
         sender.use_lane(outlet);
-        Self {
+        let (id, traffic) = (shared.next_id(), sender.traffic.clone());
+        let trunk = Arc::new(Self {
             turn: inner.turn.clone(),
             shared,
             pkey,
             near,
-            end: Mutex::new(End { qp, target, lane, executed: None }),
+            end: Mutex::new(End { qp, target, lane, path, executed: None }),
             sender: Mutex::new(sender),
             channel,
             bell: Bell::default(),
@@ -229,7 +259,15 @@ impl Trunk {
             broken: AtomicBool::new(false),
             rebuilds: AtomicU64::new(0),
             trouble_since: Mutex::new(None),
-        }
+            id,
+            service: service.to_owned(),
+            record: Mutex::default(),
+            highest: Mutex::default(),
+            moves: AtomicU64::new(0),
+        });
+        trunk.shared.add_trunk(&trunk.id, &trunk, traffic);
+        trunk.tell(ConnectionState::Up);
+        trunk
     }
 
     /// Somebody more is reached by it.
@@ -262,6 +300,15 @@ impl Trunk {
         self.rebuilds.load(Ordering::Relaxed)
     }
 
+    /// A port went down: if it is this one's, and there is another, it is left at once and not after all retries.
+    pub fn hear_port_down(&self, at: PortAt) {
+        let hubs = &self.shared.hubs;
+        let others = |other: PortAt| other != at && other.domain == 0 && hubs.is_active(other);
+        if at.domain == 0 && lock(&self.end).path.port_num == at.port_num && hubs.ports().any(others) {
+            self.fail();
+        }
+    }
+
     /// Takes the QP to ERR, and tells nobody.
     pub fn fail(&self) {
         let (attr, mask) = QpAttr::error();
@@ -290,7 +337,7 @@ impl Trunk {
                 let mut sender = lock(&self.sender);
                 let mut ended = self.drive(&mut sender)?;
                 while let Some(&cell) = cells.front() {
-                    let Some(outcome) = sender.take_cell(cell) else { break };
+                    let Some(outcome) = sender.cells.take(cell) else { break };
                     cells.pop_front();
                     outcomes.push(outcome);
                 }
@@ -308,7 +355,7 @@ impl Trunk {
                             break;
                         }
                         Err(error) => {
-                            cells.drain(..).for_each(|cell| sender.abandon_cell(cell));
+                            cells.drain(..).for_each(|cell| sender.cells.abandon(cell));
                             return Err(error);
                         }
                     };
@@ -336,7 +383,7 @@ impl Trunk {
     pub(super) fn drive(self: &Arc<Self>, sender: &mut Sender) -> Result<bool, FabricError> {
         let found = sender.poll()?;
         let present = sender.lane();
-        if found.broken.is_some_and(|(lane, _)| present == Some(lane)) {
+        if sender.closed.is_none() && found.broken.is_some_and(|(lane, _)| present == Some(lane)) {
             sender.drop_lane();
             self.broken.store(true, Ordering::SeqCst);
             self.begin_to_mend();
@@ -349,6 +396,8 @@ impl Trunk {
 
 impl Drop for Trunk {
     fn drop(&mut self) {
+        self.shared.forget(&self.id);
+        self.tell(ConnectionState::Closed);
         self.fail();
         let _ = lock(&self.end).qp.destroy();
     }

@@ -213,13 +213,24 @@ pub(super) fn broken(n: u64) -> Input {
 }
 
 fn move_to(n: u8, token: u64) -> Input {
-    Input::Move(Change {
+    order_to(n, token, 0)
+}
+
+fn order_to(n: u8, token: u64, ticket: u64) -> Input {
+    let change = Change {
         path: path(n),
         peer_path: None,
         strategy: Some(Strategy::MakeBeforeBreak),
         token: FencingToken(token),
         reason: "test".into(),
-    })
+    };
+    Input::Move { ticket: Ticket(ticket), change }
+}
+
+/// Which order an action answers.
+fn answered(action: &Action) -> u64 {
+    let Action::Answer { ticket, .. } = action else { panic!("{action:?} answers no order") };
+    ticket.0
 }
 
 /// A peer whose QPs take new vectors.
@@ -469,7 +480,7 @@ fn an_order_without_authority_is_refused_and_an_equal_one_is_not() {
         &["discard 2", "say abort 2", "answer rolled back", "report Up"],
     );
     talk.then(move_to(2, 9), &["report Moving", "make 3"]);
-    let close = Input::Close { reason: "test".into(), token: Some(FencingToken(3)) };
+    let close = Input::Close { reason: "test".into(), order: Some((Ticket(1), FencingToken(3))) };
     talk.then(close, &["answer fenced 9"]);
 }
 
@@ -477,21 +488,49 @@ fn an_order_without_authority_is_refused_and_an_equal_one_is_not() {
 fn orders_wait_for_the_change_before_them_and_too_many_are_refused() {
     let mut talk = Talk::up(Role::Leader);
     talk.then(move_to(2, 1), &["report Moving", "make 2"]);
-    for _ in 0..16 {
-        talk.then(move_to(3, 1), &[]);
+    for ticket in 1..=16 {
+        talk.then(order_to(3, 1, ticket), &[]);
     }
-    talk.then(move_to(3, 1), &["answer rolled back"]);
-    talk.then(
-        Input::Failed { lane: LaneId(2), reason: "test".into() },
-        &["discard 2", "say abort 2", "answer rolled back", "report Up", "report Moving", "make 3"],
+    // By the name of the one that is refused: all have the same authority.
+    let refused = talk.then(order_to(3, 1, 17), &["answer rolled back"]);
+    assert_eq!(answered(&refused[0]), 17);
+    let failed = |lane| Input::Failed { lane: LaneId(lane), reason: "test".into() };
+    let next = ["report Up", "report Moving", "make 3"];
+    let actions = talk.then(failed(2), &[&["discard 2", "say abort 2", "answer rolled back"][..], &next].concat());
+    assert_eq!(answered(&actions[2]), 0);
+    let end = talk.then(
+        Input::Close { reason: "test".into(), order: Some((Ticket(18), FencingToken(1))) },
+        &["say close", "answer done"],
     );
+    assert_eq!(answered(&end[1]), 18);
+}
+
+#[test]
+fn a_late_refusal_is_not_taken_for_that_of_the_order_that_is_asked_now() {
+    let refusal = |ticket: Option<u64>| {
+        let (ticket, token) = (ticket.map(Ticket), FencingToken(1));
+        Input::Message(Body::MoveRefused { token, ticket, reason: "test".into(), highest: token })
+    };
+    let mut talk = Talk::up(Role::Follower);
+    talk.then(order_to(2, 1, 1), &["say ask-move"]);
+    let late = talk.at(3 * STEP, &["answer rolled back"]);
+    assert_eq!(answered(&late[0]), 1);
+    talk.then(order_to(3, 1, 2), &["say ask-move"]);
+    talk.then(refusal(Some(1)), &[]);
+    let actions = talk.then(refusal(Some(2)), &["answer rolled back"]);
+    assert_eq!(answered(&actions[0]), 2);
+    // A leader that does not say which is taken at its token.
+    talk.then(order_to(2, 1, 3), &["say ask-move"]);
+    let actions = talk.then(refusal(None), &["answer rolled back"]);
+    assert_eq!(answered(&actions[0]), 3);
 }
 
 #[test]
 fn a_follower_asks_the_leader_to_move() {
     let mut talk = Talk::up(Role::Follower);
     talk.then(move_to(2, 1), &["say ask-move"]);
-    let refused = Body::MoveRefused { token: FencingToken(1), reason: "test".into(), highest: FencingToken(1) };
+    let (token, ticket) = (FencingToken(1), Some(Ticket(0)));
+    let refused = Body::MoveRefused { token, ticket, reason: "test".into(), highest: token };
     talk.then(Input::Message(refused), &["answer rolled back"]);
     talk.then(move_to(2, 2), &["say ask-move"]);
     talk.at(3 * STEP, &["answer rolled back"]);
@@ -501,11 +540,16 @@ fn a_follower_asks_the_leader_to_move() {
         path: path(2),
         strategy: Some(Strategy::MakeBeforeBreak),
         token: FencingToken(4),
+        ticket: Some(Ticket(5)),
         reason: "test".into(),
     };
     let made = leader.then(Input::Message(ask), &["report Moving", "make 2"]);
     let Action::Make { path: Some(own), .. } = &made[1] else { panic!() };
     assert_eq!((own.port_num, own.dgid), (1, path(2).sgid));
+    let failed = Input::Failed { lane: LaneId(2), reason: "test".into() };
+    let refused = leader.then(failed, &["discard 2", "say abort 2", "say move-refused", "report Up"]);
+    let Action::Send(Body::MoveRefused { ticket, .. }) = refused[2] else { panic!("{refused:?}") };
+    assert_eq!(ticket, Some(Ticket(5)));
 }
 
 #[test]
@@ -544,13 +588,13 @@ fn a_peer_that_was_started_anew_before_the_first_lane_is_told_the_keys_and_its_o
 #[test]
 fn both_sides_close() {
     let mut talk = Talk::up(Role::Leader);
-    talk.then(Input::Close { reason: "done".into(), token: None }, &["say close"]);
+    talk.then(Input::Close { reason: "done".into(), order: None }, &["say close"]);
     talk.then(Input::Message(Body::Close { reason: "too".into() }), &["report Closed", "closed Closed"]);
     let mut talk = Talk::up(Role::Follower);
     let close = Input::Message(Body::Close { reason: "done".into() });
     talk.then(close, &["say close", "report Closed", "closed Closed"]);
     let mut talk = Talk::up(Role::Leader);
-    talk.then(Input::Close { reason: "done".into(), token: None }, &["say close"]);
+    talk.then(Input::Close { reason: "done".into(), order: None }, &["say close"]);
     talk.at(1_000_000_000, &["report Closed", "closed Closed"]);
 }
 

@@ -10,7 +10,8 @@ const STEP: u64 = 2_000_000_000;
 const LANE: LaneId = LaneId(1);
 
 fn change(path: Path, strategy: Option<Strategy>) -> Input {
-    Input::Move(Change { path, peer_path: None, strategy, token: FencingToken(1), reason: "test".into() })
+    let change = Change { path, peer_path: None, strategy, token: FencingToken(1), reason: "test".into() };
+    Input::Move { ticket: Ticket(1), change }
 }
 
 /// By another source port.
@@ -308,7 +309,8 @@ fn a_follower_that_asked_is_answered_when_what_it_asked_for_is_done_and_not_befo
 fn a_leader_that_moved_meanwhile_stays_there_when_it_does_what_the_follower_asked() {
     let mut talk = Talk::up_with_vectors(Role::Leader);
     talk.then(change(path(2), Some(Strategy::MakeBeforeBreak)), &["report Moving", "make 2"]);
-    let ask = Body::AskMove { path: path(3), strategy: None, token: FencingToken(4), reason: "test".into() };
+    let (token, ticket) = (FencingToken(4), Some(Ticket(1)));
+    let ask = Body::AskMove { path: path(3), strategy: None, token, ticket, reason: "test".into() };
     talk.then(says(ask), &[]);
     talk.then(made(2), &["say begin 2"]);
     talk.then(accept(2, None), &["ready 2"]);
