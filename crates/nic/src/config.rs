@@ -6,6 +6,7 @@ use scalefabric_transport as transport;
 
 use crate::congestion::Congestion;
 use crate::personality::Rules;
+use crate::polling::Polling;
 use scalefabric_verbs::{
     AtomicCap, DeviceAttr, DeviceInfo, Gid, Mtu, OdpCaps, OdpFlags, OdpTransport, PKey, PortState,
 };
@@ -99,6 +100,8 @@ pub struct NicConfig {
     pub staged_bytes: usize,
     /// Budget of a turn.
     pub budget: Budget,
+    /// How whoever waits passes the time.
+    pub polling: Polling,
     /// What it refuses beyond its numbers. Default: nothing.
     pub rules: Rules,
     /// Completions that become visible together, as on NICs that write several CQEs at once. Default 1: each by itself.
@@ -128,6 +131,7 @@ impl NicConfig {
             solve_ip_ids: true,
             staged_bytes: 256 << 10,
             budget: Budget::default(),
+            polling: Polling::default(),
             rules: Rules::default(),
             completion_batch: 1,
             completion_batch_ns: 2_000,

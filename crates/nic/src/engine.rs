@@ -86,7 +86,11 @@ pub(crate) struct Nic {
     ingress: Ingress,
     pub(crate) run: RunQueue,
     pub(crate) timers: Timers,
+    /// QPs that got packets since ACKs left.
     touched: Vec<u16>,
+    /// Those of the batch that is coming in, and its number.
+    recent: Vec<u16>,
+    batch: u64,
     counters: Vec<CountersHandle>,
     /// Groups with their members, by port: few, and looked at for multicast packets only.
     pub(crate) groups: Vec<(u8, Gid, Vec<u16>)>,
@@ -137,6 +141,8 @@ impl Engine {
             run: RunQueue::default(),
             timers: Timers::default(),
             touched: Vec::new(),
+            recent: Vec::new(),
+            batch: 0,
             counters,
             groups: Vec::new(),
             gsi: VecDeque::new(),
@@ -324,18 +330,21 @@ impl Nic {
     ) -> usize {
         let port_num = index as u8 + 1;
         self.ingress.forget_before();
+        self.batch += 1;
         let count = ports[index].receive(max, &mut |datagram| self.take(now, memory, port_num, datagram));
         if count == 0 {
             return 0;
         }
-        let touched = core::mem::take(&mut self.touched);
-        for &qp in &touched {
+        // Only those of this batch: ACKs may be owed to many more, and to look at all of them for each batch would cost each packet
+        // the more, the more QPs are busy.
+        let mut recent = core::mem::take(&mut self.recent);
+        for qp in recent.drain(..) {
             // State, timers and CQs as the packets left them.
             self.with_qp(qp, now, memory, Some(&*ports), |_, _| ());
             // The batch may have opened the window, or asked for a READ.
             self.run.push(qp);
         }
-        self.touched = touched;
+        self.recent = recent;
         count
     }
 
@@ -433,9 +442,12 @@ impl Nic {
         (packet, trailer): (&Packet<'_>, Option<&Trailer>),
     ) -> bool {
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return false };
-        let QpEntry { transport, side, touched, .. } = &mut **entry;
-        if !core::mem::replace(touched, true) {
-            self.touched.push(qp);
+        let QpEntry { transport, side, touched, batch, .. } = &mut **entry;
+        if core::mem::replace(batch, self.batch) != self.batch {
+            self.recent.push(qp);
+            if !core::mem::replace(touched, true) {
+                self.touched.push(qp);
+            }
         }
         let incoming = Incoming {
             headers: &packet.headers,

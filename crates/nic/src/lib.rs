@@ -24,6 +24,7 @@ pub mod netlink;
 pub mod objects;
 pub mod options;
 pub mod personality;
+pub mod polling;
 pub mod port;
 pub mod post;
 pub mod process;

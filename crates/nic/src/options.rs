@@ -10,6 +10,7 @@
 //! capture = "/tmp/rdma.pcapng"    # {pid} becomes the process's number
 //! personality = "connectx-5"      # look like another NIC
 //! path = "auto"                   # "wire": packets also between processes of this host
+//! polling = "spin=20us"           # see polling.rs
 //!
 //! [congestion]                    # see congestion.rs
 //! algorithm = "dcqcn"
@@ -31,6 +32,7 @@ use serde::Deserialize;
 
 use crate::congestion::{Congestion, CongestionTable};
 use crate::personality::Personality;
+use crate::polling::Polling;
 use crate::port::faults::FaultSpec;
 
 /// A port of a configured device.
@@ -56,6 +58,8 @@ pub struct DeviceOptions {
     pub ports: Vec<PortOptions>,
     /// Congestion control of this device; what it does not say is as for all devices.
     pub congestion: Option<CongestionTable>,
+    /// How whoever waits on this device passes the time; what it does not say is as for all devices.
+    pub polling: Option<String>,
 }
 
 /// Which way requests to QPs of the same host go.
@@ -112,6 +116,8 @@ pub struct Options {
     pub congestion: Congestion,
     /// Which way requests to QPs of the same host go. Default `Wire`. Faults, a capture, a personality, and the lack of a worker are reasons for packets, too.
     pub path: RequestPath,
+    /// How whoever waits passes the time. Default: it spins for 20 µs, then sleeps.
+    pub polling: Polling,
     /// Whether a thread makes progress when nobody calls the library. Default true. False: the process is deaf while it
     /// does not poll.
     pub worker: bool,
@@ -133,6 +139,7 @@ impl Default for Options {
             personality: None,
             congestion: Congestion::default(),
             path: RequestPath::default(),
+            polling: Polling::default(),
             worker: true,
         }
     }
@@ -155,6 +162,7 @@ struct File {
     personality: Option<String>,
     congestion: Option<CongestionTable>,
     path: Option<String>,
+    polling: Option<String>,
     worker: Option<bool>,
 }
 
@@ -164,7 +172,7 @@ fn wrong(message: String) -> VerbsError {
 
 impl Options {
     /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY`,
-    /// `SCALEFABRIC_PATH`, `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
+    /// `SCALEFABRIC_PATH`, `SCALEFABRIC_POLLING`, `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
     pub fn from_environment() -> Result<Self, VerbsError> {
         let mut options = Self::default();
         if let Some(path) = std::env::var_os("SCALEFABRIC_CONFIG") {
@@ -195,12 +203,26 @@ impl Options {
         if let Ok(name) = std::env::var("SCALEFABRIC_PATH") {
             options.set_path(&name, "SCALEFABRIC_PATH")?;
         }
+        if let Ok(text) = std::env::var("SCALEFABRIC_POLLING") {
+            options.set_polling(&text, "SCALEFABRIC_POLLING")?;
+        }
         Ok(options)
     }
 
     fn set_path(&mut self, name: &str, origin: &str) -> Result<(), VerbsError> {
         self.path = RequestPath::named(name)
             .ok_or_else(|| wrong(format!("{origin} is {name:?}: it may be \"auto\" or \"wire\"")))?;
+        Ok(())
+    }
+
+    /// For all devices, those included that have words of their own: who sets the variable means this run.
+    fn set_polling(&mut self, text: &str, origin: &str) -> Result<(), VerbsError> {
+        self.polling.read(text).map_err(|e| wrong(format!("{origin}: {e}")))?;
+        for device in &mut self.devices {
+            if let Some(own) = &mut device.polling {
+                *own = format!("{own},{text}");
+            }
+        }
         Ok(())
     }
 
@@ -251,8 +273,12 @@ impl Options {
         if let Some(table) = file.congestion {
             self.congestion.read(table)?;
         }
+        if let Some(text) = &file.polling {
+            self.polling.read(text).map_err(|e| wrong(format!("polling: {e}")))?;
+        }
         for device in &file.devices {
             self.congestion_of(device)?;
+            self.polling_of(device)?;
         }
         self.devices.extend(file.devices);
         self.automatic = file.automatic.unwrap_or(self.automatic);
@@ -284,6 +310,18 @@ impl Options {
             Some(options) => self.congestion_of(options),
             None => Ok(self.congestion.clone()),
         }
+    }
+
+    /// How whoever waits on a device of this name passes the time.
+    pub fn polling(&self, device: &str) -> Result<Polling, VerbsError> {
+        self.devices.iter().find(|options| options.name == device).map_or(Ok(self.polling), |own| self.polling_of(own))
+    }
+
+    fn polling_of(&self, device: &DeviceOptions) -> Result<Polling, VerbsError> {
+        let mut polling = self.polling;
+        let text = device.polling.as_deref().unwrap_or_default();
+        polling.read(text).map_err(|e| wrong(format!("device {:?}: polling: {e}", device.name)))?;
+        Ok(polling)
     }
 
     fn congestion_of(&self, device: &DeviceOptions) -> Result<Congestion, VerbsError> {
@@ -343,6 +381,23 @@ mod tests {
         assert!(message("personality = \"cx9\"").contains("connectx-6"), "{}", message("personality = \"cx9\""));
         assert!(message("path = \"shared\"").contains("\"wire\""), "{}", message("path = \"shared\""));
         assert!(message("\n\nshare = 1").contains("line 3"), "{}", message("\n\nshare = 1"));
+        assert!(message("polling = \"spin=2\"").contains("polling: \"spin=2\""), "{}", message("polling = \"spin=2\""));
+        let of_device = "[[device]]\nname = \"a\"\npolling = \"aside=1us\"\n[[device.port]]\ninterface = \"lo\"";
+        assert!(message(of_device).contains("device \"a\": polling"), "{}", message(of_device));
+    }
+
+    #[test]
+    fn polling_of_a_device_goes_before_that_of_all_and_the_variable_before_both() {
+        let file = "polling = \"spin=1us,yield=2us\"\n[[device]]\nname = \"a\"\npolling = \"spin=5us\"\n\
+                    [[device.port]]\ninterface = \"lo\"";
+        let mut options = read(file).unwrap();
+        let text = |options: &Options, device| {
+            let polling = options.polling(device).unwrap();
+            (polling.spin.as_micros(), polling.yielding.as_micros())
+        };
+        assert_eq!((text(&options, "a"), text(&options, "b")), ((5, 2), (1, 2)));
+        options.set_polling("spin=9us", "SCALEFABRIC_POLLING").unwrap();
+        assert_eq!((text(&options, "a"), text(&options, "b")), ((9, 2), (9, 2)));
     }
 
     #[test]

@@ -297,6 +297,8 @@ impl OpenDevice {
         }
         let mut config = config(plan, options, &membership);
         config.congestion = options.congestion(&plan.info.name)?;
+        config.polling = options.polling(&plan.info.name)?;
+        let polling = config.polling;
         config.transport.telemetry = config.congestion.has_telemetry();
         let direct = direct(options, &membership);
         let packets_because = direct.as_ref().err().cloned();
@@ -318,8 +320,11 @@ impl OpenDevice {
         });
         let sources = (0..plan.ports.len()).map(|i| device.membership.sockets(i).clone() as Arc<dyn Source>).collect();
         let drive: Weak<dyn Drive> = Arc::downgrade(&core) as Weak<dyn Drive>;
-        let worker = Worker::start(name, drive, sources, Some(device.membership.clone()), options.worker)
-            .map_err(|e| VerbsError::environment(Errno::ENOMEM, format!("device {name}: no progress thread: {e}")))?;
+        let worker =
+            Worker::start(name, drive, sources, Some(device.membership.clone()), options.worker.then_some(polling))
+                .map_err(|e| {
+                    VerbsError::environment(Errno::ENOMEM, format!("device {name}: no progress thread: {e}"))
+                })?;
         let worker = Arc::new(worker);
         let _ = device.worker.set(Arc::downgrade(&worker));
         let kick: Box<dyn Kick> = Box::new(worker.kick());

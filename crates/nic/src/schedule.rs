@@ -3,61 +3,88 @@
 //! A round-robin run queue and an indexed heap of deadlines, both keyed by QP index. Idle QPs are in neither, so they
 //! cost nothing. Room is made when a QP is created; nothing here allocates afterwards.
 
-use std::collections::VecDeque;
-
 use scalefabric_transport::Time;
 
-/// QPs with something to send, in the order in which they get their turn.
-#[derive(Debug, Default)]
+/// A QP's place in the queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct Link {
+    before: u16,
+    behind: u16,
+    queued: bool,
+}
+
+/// QPs with something to send, in the order in which they get their turn. A ring of links: whoever leaves it from the middle costs
+/// the same, however many wait.
+#[derive(Debug)]
 pub struct RunQueue {
-    queue: VecDeque<u16>,
-    queued: Vec<bool>,
+    /// By QP index. Index 0 is no QP: it closes the ring.
+    links: Vec<Link>,
+    len: usize,
+}
+
+impl Default for RunQueue {
+    fn default() -> Self {
+        Self { links: vec![Link::default()], len: 0 }
+    }
 }
 
 impl RunQueue {
     /// Makes room for QP indexes below `len`.
     pub fn grow(&mut self, len: usize) {
-        if self.queued.len() < len {
-            self.queued.resize(len, false);
-            self.queue.reserve(len - self.queue.len());
+        if self.links.len() < len {
+            self.links.resize(len, Link::default());
         }
     }
 
     /// Puts a QP at the end, unless it is in the queue already.
     #[inline]
     pub fn push(&mut self, index: u16) {
-        let queued = &mut self.queued[usize::from(index)];
-        if !*queued {
-            *queued = true;
-            self.queue.push_back(index);
+        debug_assert_ne!(index, 0, "no QP has index 0");
+        if self.links[usize::from(index)].queued {
+            return;
         }
+        let last = self.links[0].before;
+        self.links[usize::from(index)] = Link { before: last, behind: 0, queued: true };
+        self.links[usize::from(last)].behind = index;
+        self.links[0].before = index;
+        self.len += 1;
     }
 
     /// Takes the next QP.
     #[inline]
     pub fn pop(&mut self) -> Option<u16> {
-        let index = self.queue.pop_front()?;
-        self.queued[usize::from(index)] = false;
-        Some(index)
+        let index = self.links[0].behind;
+        (index != 0).then(|| {
+            self.take(index);
+            index
+        })
     }
 
     /// QPs that wait.
     #[inline]
     pub fn len(&self) -> usize {
-        self.queue.len()
+        self.len
     }
 
     /// True if none waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.len == 0
     }
 
     /// Takes a QP out that is being destroyed.
     pub fn remove(&mut self, index: u16) {
-        if core::mem::take(&mut self.queued[usize::from(index)]) {
-            self.queue.retain(|&i| i != index);
+        if self.links[usize::from(index)].queued {
+            self.take(index);
         }
+    }
+
+    #[inline]
+    fn take(&mut self, index: u16) {
+        let Link { before, behind, .. } = core::mem::take(&mut self.links[usize::from(index)]);
+        self.links[usize::from(before)].behind = behind;
+        self.links[usize::from(behind)].before = before;
+        self.len -= 1;
     }
 }
 
@@ -205,6 +232,36 @@ mod tests {
         q.push(3);
         q.remove(2);
         assert_eq!((q.pop(), q.pop()), (Some(3), None));
+    }
+
+    #[test]
+    fn the_queue_agrees_with_a_list() {
+        let mut x = 0x9e37_79b9_7f4a_7c15u64;
+        let (mut queue, mut twin) = (RunQueue::default(), Vec::new());
+        queue.grow(16);
+        for step in 0..20_000 {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            let index = (x >> 8) as u16 % 15 + 1;
+            match x % 4 {
+                0 | 1 => {
+                    queue.push(index);
+                    if !twin.contains(&index) {
+                        twin.push(index);
+                    }
+                }
+                2 => {
+                    queue.remove(index);
+                    twin.retain(|other| *other != index);
+                }
+                _ => {
+                    let first = (!twin.is_empty()).then(|| twin.remove(0));
+                    assert_eq!(queue.pop(), first, "step {step}");
+                }
+            }
+            assert_eq!((queue.len(), queue.is_empty()), (twin.len(), twin.is_empty()), "step {step}");
+        }
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //!
 //! It knows the engine only through [`Drive`], and the process's other duties only through [`Duty`].
 //!
-//! Three ways to pass the time. **Driving**: it turns the engine, and spins a little while there is something to do.
-//! **Blocked**: nothing happened for a while; it sleeps on everything. **Aside**: callers poll so fast that its help would
-//! only take their lock and their processor; it looks every millisecond whether they still do, and sleeps on nothing else.
+//! Three ways to pass the time. **Driving**: it turns the engine, spins a little while there is something to do, and then yields,
+//! if it is told to. **Blocked**: nothing happened for a while; it sleeps on everything. **Aside**: callers poll so fast that its
+//! help would only take their lock and their processor; it looks every millisecond whether they still do, and sleeps on nothing else.
+//! How long is said by [`Polling`].
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -19,6 +20,7 @@ use scalefabric_transport::Time;
 
 use crate::clock;
 use crate::engine::drive::Kick;
+use crate::polling::{Pass, Polling};
 use crate::process::{Descriptor, Home, Own};
 
 /// How a turn went, as the worker needs to know it.
@@ -61,11 +63,6 @@ pub trait Duty: Send + Sync {
     fn deadline(&self) -> Option<Time>;
 }
 
-/// Nothing happened for this long: the worker blocks, ns. A spin costs less than the 5 to 6 µs of a wake-up, and on two
-/// cores a thread that spins longer takes the processor from somebody.
-const SPIN_NS: u64 = 20_000;
-/// How often the worker looks whether callers still poll, ns.
-const ASIDE_NS: u64 = 1_000_000;
 /// Callers poll if they turn the engine at least this often in a look …
 const POLLING_TURNS: u64 = 16;
 /// … and at least once in this time on average, ns.
@@ -122,13 +119,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread. It ends by itself when `drive` is gone. With `driving` false it only does its duty.
+    /// Starts the thread. It ends by itself when `drive` is gone. Without `polling` it drives nothing and only does its duty.
     pub fn start(
         name: &str,
         drive: Weak<dyn Drive>,
         sources: Vec<Arc<dyn Source>>,
         duty: Option<Arc<dyn Duty>>,
-        driving: bool,
+        polling: Option<Polling>,
     ) -> io::Result<Self> {
         // SAFETY: plain system call.
         let wake = Descriptor::make(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
@@ -148,12 +145,12 @@ impl Worker {
                 poller.add(duty.fd(), DUTY)?;
             }
         }
-        if driving {
+        if polling.is_some() {
             for (index, source) in sources.iter().enumerate() {
                 everything.add(source.fd(), SOURCE + index as u64)?;
             }
         }
-        let thread = Thread { shared: shared.clone(), drive, sources, duty, driving, aside, everything };
+        let thread = Thread { shared: shared.clone(), drive, sources, duty, polling, aside, everything };
         // The application's signals are none of this thread's business: it is born with all of them blocked.
         let name = format!("sf-{name}").chars().take(15).collect();
         let spawned = with_signals_blocked(|| std::thread::Builder::new().name(name).spawn(move || thread.run()));
@@ -181,6 +178,12 @@ impl Worker {
     /// Turns that the worker took since the start.
     pub fn turns(&self) -> u64 {
         self.shared.turns.load(Ordering::Relaxed)
+    }
+
+    /// Whether it sleeps now and has no time at which it would wake by itself.
+    #[cfg(test)]
+    pub(crate) fn sleeps_without_end(&self) -> bool {
+        self.shared.asleep_until.load(Ordering::SeqCst) == NEVER
     }
 
     /// Times that it went to sleep, a look from aside included.
@@ -296,7 +299,7 @@ struct Thread {
     drive: Weak<dyn Drive>,
     sources: Vec<Arc<dyn Source>>,
     duty: Option<Arc<dyn Duty>>,
-    driving: bool,
+    polling: Option<Polling>,
     aside: Poller,
     everything: Poller,
 }
@@ -325,11 +328,12 @@ impl Thread {
         let mut aside = false;
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = clock::now();
-            if aside {
-                self.sleep(&self.aside, now.after(ASIDE_NS), now);
-            } else if !self.driving {
+            let Some(polling) = self.polling else {
                 self.sleep(&self.everything, Time(NEVER), now);
                 continue;
+            };
+            if aside {
+                self.sleep(&self.aside, now.after(polling.aside.as_nanos() as u64), now);
             }
             // The strong reference must not be kept while asleep: the engine's last user would wait for us.
             let Some(drive) = self.drive.upgrade() else { return };
@@ -353,9 +357,17 @@ impl Thread {
                 continue;
             }
             let deadline = turned.deadline.unwrap_or(Time(NEVER));
-            if now.since(busy_at) < SPIN_NS || deadline <= now {
-                std::hint::spin_loop();
-                continue;
+            match polling.after(now.since(busy_at)) {
+                _ if deadline <= now => continue,
+                Pass::Spin => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Pass::Yield => {
+                    clock::breathe();
+                    continue;
+                }
+                Pass::Sleep => {}
             }
             callers = Callers { turns: drive.caller_turns(), at: now };
             drop(drive);
@@ -445,7 +457,7 @@ mod tests {
     fn start(toy: &Arc<Toy>) -> Worker {
         let sources = toy.socket.iter().map(|s| Arc::new(Ready(s.as_raw_fd())) as Arc<dyn Source>).collect();
         let drive: Arc<dyn Drive> = toy.clone();
-        Worker::start("test", Arc::downgrade(&drive), sources, None, true).unwrap()
+        Worker::start("test", Arc::downgrade(&drive), sources, None, Some(Polling::default())).unwrap()
     }
 
     fn until(what: &str, mut done: impl FnMut() -> bool) {

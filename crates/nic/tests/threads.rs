@@ -4,7 +4,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
+use scalefabric_nic::polling::Polling;
 use scalefabric_nic::port::Port;
 use scalefabric_nic::port::memory::MemoryWire;
 use scalefabric_nic::{Core, NicConfig, NicContext, PortConfig, PortCounters};
@@ -22,13 +24,14 @@ struct Side {
 }
 
 fn sides() -> [Side; 2] {
-    sides_with(|_| ())
+    sides_with(Polling::default(), |_| ())
 }
 
-fn sides_with(prepare: impl Fn(&Core)) -> [Side; 2] {
+fn sides_with(polling: Polling, prepare: impl Fn(&Core)) -> [Side; 2] {
     let wire = MemoryWire::new();
     [1, 2].map(|n| {
-        let config = NicConfig::new("real", vec![PortConfig::new("wire", vec![Gid::from_ip(ip(n))])]);
+        let mut config = NicConfig::new("real", vec![PortConfig::new("wire", vec![Gid::from_ip(ip(n))])]);
+        config.polling = polling;
         let counters = Arc::new(PortCounters::default());
         let port: Box<dyn Port> = Box::new(wire.port(&[ip(n)]));
         let core = Core::new(config, vec![port], vec![counters.clone()]).unwrap();
@@ -46,8 +49,13 @@ struct End {
 }
 
 fn connect(sides: &[Side; 2], sq_sig_all: bool) -> [End; 2] {
+    connect_with(sides, sq_sig_all, None)
+}
+
+/// The second end's completions go to `channel`.
+fn connect_with(sides: &[Side; 2], sq_sig_all: bool, channel: Option<Arc<dyn CompletionChannel>>) -> [End; 2] {
     let ends = [0, 1].map(|n: usize| {
-        let cq = sides[n].ctx.create_cq(64, None, 0).unwrap();
+        let cq = sides[n].ctx.create_cq(64, channel.clone().filter(|_| n == 1), 0).unwrap();
         let qp = sides[n]
             .pd
             .create_qp(&QpInit {
@@ -116,7 +124,7 @@ impl scalefabric_nic::engine::drive::Kick for Nobody {
 #[test]
 fn a_held_ack_leaves_before_the_qp_that_owes_it_is_destroyed() {
     // With a worker to fall back on, a poll that takes a message in holds its ACK back for what may be posted next.
-    let sides = sides_with(|core| core.set_kick(Box::new(Nobody)));
+    let sides = sides_with(Polling::default(), |core| core.set_kick(Box::new(Nobody)));
     let [a, b] = connect(&sides, true);
     post_recv(&b);
     say(&a, 7);
@@ -126,6 +134,25 @@ fn a_held_ack_leaves_before_the_qp_that_owes_it_is_destroyed() {
     let got = (0..1000).any(|_| a.cq.poll(&mut out).unwrap() == 1);
     assert!(got, "the ACK went down with its QP");
     assert_eq!(out[0].status, WcStatus::Success);
+}
+
+#[test]
+fn who_waits_for_an_event_drives_for_as_long_as_it_spins() {
+    for (polling, comes) in [("spin=1s", true), ("spin=0,yield=1s", true), ("spin=0", false)] {
+        let sides = sides_with(polling.parse().unwrap(), |_| ());
+        let channel = sides[1].ctx.create_comp_channel().unwrap();
+        let [a, b] = connect_with(&sides, true, Some(channel.clone()));
+        post_recv(&b);
+        b.cq.req_notify(false).unwrap();
+        // It lies on the wire, and nobody but the one who waits would take it in.
+        say(&a, 9);
+        let event = channel.wait(Some(Duration::from_millis(if comes { 30_000 } else { 5 }))).unwrap();
+        assert_eq!(event.is_some(), comes, "{polling}");
+        let mut out = [blank()];
+        let arrived = b.cq.poll(&mut out).unwrap();
+        // Without a spin the poll drives: what came is there afterwards.
+        assert_eq!((arrived, out[0].imm), (1, 9), "{polling}");
+    }
 }
 
 #[test]

@@ -279,6 +279,7 @@ impl Nic {
                     direct: DirectRoute::Unknown,
                 },
                 touched: false,
+                batch: 0,
                 wake_at: None,
                 groups: 0,
             })
@@ -292,6 +293,7 @@ impl Nic {
         self.run.grow(self.qps.high());
         self.timers.grow(self.qps.high());
         self.touched.reserve(self.qps.len());
+        self.recent.reserve(self.qps.len());
         self.qps.get(index).map(|entry| entry.side.shared.clone()).ok_or_else(|| gone("queue pair"))
     }
 

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use scalefabric_transport::Time;
 use scalefabric_verbs::VerbsError;
@@ -24,6 +25,7 @@ use crate::faults::{FaultSetup, VerbFaults};
 use crate::ingress::{GsiDatagram, Handover};
 use crate::memory::{MemoryTable, Seed, guard as memory_guard};
 use crate::objects::Registry;
+use crate::polling::Pass;
 use crate::port::faults::Verb;
 use crate::port::{Closed, Port};
 use crate::process::{Home, Own};
@@ -40,6 +42,9 @@ const ROUNDS: usize = 64;
 
 /// What a caller's turn that moved packets counts for in [`Drive::caller_turns`].
 const BUSY_TURN: u64 = 8;
+
+/// Polls that find the lock taken, and no turn ended in between, before they let others run: longer than most turns take.
+const PATIENT_POLLS: u32 = 64;
 
 /// Channels that are woken outside the lock; more are woken inside, which is slower but as right.
 const WAKES: usize = 8;
@@ -84,6 +89,8 @@ pub struct Core {
     caller_turns: AtomicU64,
     /// Polls that found the lock taken: they count as callers that would drive. May miss some of threads that meet here.
     turned_away: AtomicU64,
+    /// How many of them there were since a caller's turn ended last (lower half), and the count of turns then (upper half).
+    in_a_row: AtomicU64,
     /// Verbs that fail because somebody wants them to.
     verb_faults: Own<OnceLock<VerbFaults>>,
 }
@@ -202,6 +209,7 @@ impl Core {
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
+            in_a_row: AtomicU64::new(0),
             verb_faults: Own::new(OnceLock::new()),
         }))
     }
@@ -438,7 +446,7 @@ impl Core {
             return false;
         }
         let Some(guard) = self.gate.try_enter() else {
-            self.turned_away.store(self.turned_away.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            self.turn_away();
             return false;
         };
         // Without a worker nobody would send a held ACK if this caller never came back.
@@ -446,6 +454,49 @@ impl Core {
         self.caller_turn(guard, Budget { hold_acks, ..self.config.budget });
         self.serve();
         true
+    }
+
+    /// A poll found the lock taken. Where pollers outnumber the processors, whoever has it may have lost its processor to one of them:
+    /// if so many in a row find it taken and no turn has ended meanwhile, they let others run, or they would burn their slices
+    /// while the one with the lock waits for its next.
+    fn turn_away(&self) {
+        self.turned_away.store(self.turned_away.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let turns = self.caller_turns.load(Ordering::Relaxed) as u32;
+        let in_a_row = self.in_a_row.load(Ordering::Relaxed);
+        let count = if (in_a_row >> 32) as u32 == turns { in_a_row as u32 } else { 0 };
+        self.in_a_row.store(u64::from(turns) << 32 | u64::from(count.saturating_add(1)), Ordering::Relaxed);
+        if count >= PATIENT_POLLS {
+            clock::breathe();
+        }
+    }
+
+    /// A thread would sleep until something is in `channel`, at most for `limit`: first it drives for as long as the device's
+    /// [`Polling`](crate::polling::Polling) says. Gives what came meanwhile. A descriptor that is O_NONBLOCK is not waited for.
+    pub(crate) fn spin_for(&self, limit: Option<Duration>, channel: &Channel) -> Option<u32> {
+        if let Some(event) = channel.take() {
+            return Some(event);
+        }
+        if matches!(self.clock, Clock::Manual(_)) || self.config.polling.spins_never() || channel.is_nonblocking() {
+            return None;
+        }
+        let begin = self.now();
+        loop {
+            let quiet = self.now().since(begin);
+            match self.config.polling.after(quiet) {
+                _ if limit.is_some_and(|limit| u128::from(quiet) >= limit.as_nanos()) => return None,
+                Pass::Spin => std::hint::spin_loop(),
+                Pass::Yield => clock::breathe(),
+                Pass::Sleep => return None,
+            }
+            // Who waits for an event answers at once: it may not call again for a long time.
+            if let Some(guard) = self.gate.try_enter() {
+                self.caller_turn(guard, self.config.budget);
+                self.serve();
+            }
+            if let Some(event) = channel.take() {
+                return Some(event);
+            }
+        }
     }
 
     /// A thread is about to sleep until something happens: the worker must be there.

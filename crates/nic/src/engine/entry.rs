@@ -185,8 +185,10 @@ pub struct QpEntry {
     pub transport: transport::QueuePair,
     /// The rest.
     pub side: QpSide,
-    /// It got a packet in this batch.
+    /// It got a packet since ACKs left.
     pub touched: bool,
+    /// The last batch in which it got one.
+    pub batch: u64,
     /// Pacing or an RNR wait ends then.
     pub wake_at: Option<Time>,
     /// Multicast groups that it is attached to.

@@ -199,10 +199,14 @@ impl CompletionChannel for ChannelObject {
     fn wait(&self, timeout: Option<Duration>) -> Result<Option<Arc<dyn CompletionQueue>>, VerbsError> {
         self.shared.alive.check("completion channel")?;
         let end = timeout.and_then(|t| Instant::now().checked_add(t));
-        self.core.someone_sleeps();
+        let mut soon = self.core.spin_for(timeout, &self.shared.events);
+        if soon.is_none() {
+            self.core.someone_sleeps();
+        }
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let Some(cq_num) = self.shared.events.wait(left)? else { return Ok(None) };
+            let event = soon.take().map_or_else(|| self.shared.events.wait(left), |event| Ok(Some(event)))?;
+            let Some(cq_num) = event else { return Ok(None) };
             // A CQ that was destroyed after its event was pushed has no handle any more: wait for the next one.
             let cq = self.shared.cqs().get(&cq_num).and_then(Weak::upgrade);
             if let Some(cq) = cq {

@@ -273,3 +273,95 @@ fn what_came_before_a_qp_is_ended_was_received() {
     );
     assert_eq!(wait(&*a.cq).status, WcStatus::Success, "and it was acknowledged");
 }
+
+/// What the kernel says of this process's thread of that name.
+fn thread_status(name: &str, key: &str) -> String {
+    for thread in std::fs::read_dir("/proc/self/task").unwrap() {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap_or_default();
+        let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        if value("Name:") == Some(name) {
+            return value(key).unwrap_or_default().to_owned();
+        }
+    }
+    panic!("no thread {name}");
+}
+
+/// Times that a thread went off the processor by itself.
+fn voluntary_switches(name: &str) -> u64 {
+    thread_status(name, "voluntary_ctxt_switches:").parse().unwrap()
+}
+
+/// The device's own thread, once it sleeps with nothing to wake up for.
+fn sleeping(context: &SoftwareContext, name: &str) -> Arc<Worker> {
+    let worker = context.device.worker.get().and_then(Weak::upgrade).expect("a thread of its own");
+    let start = Instant::now();
+    while !(worker.sleeps_without_end() && thread_status(name, "State:").starts_with('S')) {
+        assert!(start.elapsed() < Duration::from_secs(30), "the device does not come to rest");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    worker
+}
+
+#[test]
+fn a_device_with_many_connected_qps_that_are_idle_does_nothing_at_all() {
+    let provider = provider("idle", &[71], |_| {});
+    let context = provider.open_software("idle").unwrap();
+    let one = end(&*context, 1);
+    connect(&one, &one, 1);
+    let pd = context.alloc_pd().unwrap();
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let (send_cq, recv_cq) = (one.cq.clone(), one.cq.clone());
+    let init = QpInit { qp_type: QpType::Rc, send_cq, recv_cq, srq: None, cap, sq_sig_all: true };
+    let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
+    let many: Vec<End> = (0..1000)
+        .map(|_| {
+            let other = End { qp: pd.create_qp(&init).unwrap(), cq: one.cq.clone(), mr: mr.clone(), ..one };
+            connect(&other, &other, 1);
+            other
+        })
+        .collect();
+    // Each has had its timers, and they are over: none is armed again.
+    for other in [&one, &many[0], &many[999]] {
+        let list = [sge(&*other.mr, 0, 8)];
+        let op = SendOp::Write { remote_addr: other.mr.addr() + 64, rkey: other.mr.rkey() };
+        other.qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(1, op) }]).unwrap();
+        assert_eq!(wait(&*one.cq).status, WcStatus::Success);
+    }
+    // The timers of acknowledged requests run out once and find nothing; nothing else wakes the thread.
+    let worker = sleeping(&context, "sf-idle");
+    let seen = || (worker.turns(), worker.sleeps(), voluntary_switches("sf-idle"));
+    let (start, mut before) = (Instant::now(), seen());
+    // Long enough for anything that ticks. The first looks may fall into the moment in which the thread goes to sleep.
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        match seen() {
+            now if now == before => break,
+            now if start.elapsed() > Duration::from_secs(30) => panic!("something ticks: {before:?}, then {now:?}"),
+            now => before = now,
+        }
+    }
+}
+
+#[test]
+fn a_passive_target_answers_within_one_wake() {
+    let (a, b) = (provider("wake-a", &[72], |_| {}), provider("wake-b", &[73], |_| {}));
+    let (a, b) = (a.open_software("wake-a").unwrap(), b.open_software("wake-b").unwrap());
+    let (x, y) = (end(&*a, 1), end(&*b, 1));
+    connect(&x, &y, 1);
+    connect(&y, &x, 1);
+    const ROUNDS: u64 = 20;
+    let target = sleeping(&b, "sf-wake-b");
+    let switches = voluntary_switches("sf-wake-b");
+    for round in 0..ROUNDS {
+        let sleeps = target.sleeps();
+        let list = [sge(&*x.mr, 0, 8)];
+        let op = SendOp::Write { remote_addr: y.mr.addr(), rkey: y.mr.rkey() };
+        x.qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(round, op) }]).unwrap();
+        assert_eq!(wait(&*x.cq).status, WcStatus::Success);
+        sleeping(&b, "sf-wake-b");
+        assert_eq!(target.sleeps(), sleeps + 1, "it woke, answered and slept again");
+    }
+    // One of them may be counted late, in the moment in which the thread goes to sleep.
+    let switched = voluntary_switches("sf-wake-b") - switches;
+    assert!(switched <= ROUNDS + 1, "off the processor {switched} times for {ROUNDS} messages");
+}

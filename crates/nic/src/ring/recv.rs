@@ -35,22 +35,25 @@ impl RecvSlots {
             return Err(Refusal::TooManySges);
         }
         let length = message_length(sges).ok_or(Refusal::MessageTooLong)?;
-        self.slots.set(slot, WR_ID, wr_id);
-        self.slots.set(slot, CONTROL, sges.len() as u64 | u64::from(length) << 32);
+        let at = self.slots.at(slot);
+        at.set(WR_ID, wr_id);
+        at.set(CONTROL, sges.len() as u64 | u64::from(length) << 32);
         for (i, sge) in sges.iter().enumerate() {
-            self.slots.set_sge(slot, SGES + 2 * i, sge);
+            at.set_sge(SGES + 2 * i, sge);
         }
         Ok(())
     }
 
     /// wr_id and message length.
     pub fn read(&self, slot: u32) -> (u64, u32) {
-        (self.slots.get(slot, WR_ID), (self.slots.get(slot, CONTROL) >> 32) as u32)
+        let at = self.slots.at(slot);
+        (at.get(WR_ID), (at.get(CONTROL) >> 32) as u32)
     }
 
     pub fn sges(&self, slot: u32) -> impl Iterator<Item = Sge> + '_ {
-        let count = self.slots.get(slot, CONTROL) as u32 as usize;
-        (0..count).map(move |i| self.slots.sge(slot, SGES + 2 * i))
+        let at = self.slots.at(slot);
+        let count = at.get(CONTROL) as u32 as usize;
+        (0..count).map(move |i| at.sge(SGES + 2 * i))
     }
 }
 

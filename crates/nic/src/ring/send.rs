@@ -8,7 +8,7 @@ use scalefabric_verbs::{
 
 use super::Refusal;
 use super::atomic::{AtomicU32, Mutex, MutexGuard, Ordering, lock};
-use super::unit::{Slots, UNIT_BYTES, WORDS, message_length};
+use super::unit::{Slot, Slots, UNIT_BYTES, WORDS, message_length};
 use crate::memory::Bind;
 
 /// Sizes of a send ring.
@@ -130,8 +130,9 @@ impl SendRing {
         SendPoster { next: lock(&self.next), ring: self }
     }
 
-    fn slot(&self, index: u32) -> u32 {
-        index & (self.capacity - 1)
+    #[inline]
+    fn slot(&self, index: u32) -> Slot<'_> {
+        self.slots.at(index & (self.capacity - 1))
     }
 
     /// Engine: the WQE at `index`, or `None` if it is not posted (or retired already).
@@ -144,15 +145,15 @@ impl SendRing {
             return None;
         }
         let slot = self.slot(index);
-        let control = self.slots.get(slot, CONTROL);
+        let control = slot.get(CONTROL);
         Some(SendWqe {
             index,
-            wr_id: self.slots.get(slot, WR_ID),
-            op: self.decode_op(slot, control as u8),
+            wr_id: slot.get(WR_ID),
+            op: decode_op(slot, control as u8),
             flags: SendFlags::from_bits_retain((control >> 8) as u8 as u32),
             length: (control >> 32) as u32,
-            ud: (control & HAS_UD != 0).then(|| self.decode_ud(slot)),
-            xrc_srqn: (control & HAS_XRC != 0).then(|| Srqn::new(self.slots.get(slot, EXTRA) as u32)),
+            ud: (control & HAS_UD != 0).then(|| decode_ud(slot)),
+            xrc_srqn: (control & HAS_XRC != 0).then(|| Srqn::new(slot.get(EXTRA) as u32)),
         })
     }
 
@@ -180,35 +181,36 @@ impl SendRing {
     /// Engine: true if its bytes are inline.
     #[inline]
     pub fn is_inline(&self, index: u32) -> bool {
-        self.slots.get(self.slot(index), CONTROL) & IS_INLINE != 0
+        self.slot(index).get(CONTROL) & IS_INLINE != 0
     }
 
     /// Engine: its SGEs; none if its bytes are inline.
     #[inline]
     pub fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
         let slot = self.slot(index);
-        let count = (self.slots.get(slot, CONTROL) >> 16) as u8 as usize;
-        (0..count).map(move |i| self.slots.sge(slot, self.data_word + 2 * i))
+        let count = (slot.get(CONTROL) >> 16) as u8 as usize;
+        let data_word = self.data_word;
+        (0..count).map(move |i| slot.sge(data_word + 2 * i))
     }
 
     /// Engine: copies inline bytes from `offset`. The caller stays inside the WQE's length.
     pub fn copy_inline(&self, index: u32, offset: u32, out: &mut [u8]) {
-        self.slots.get_bytes(self.slot(index), self.data_word, offset as usize, out);
+        self.slot(index).get_bytes(self.data_word, offset as usize, out);
     }
 
     /// Engine: the bind of a BIND_MW WQE.
     pub fn bind(&self, index: u32) -> Option<Bind> {
         let slot = self.slot(index);
-        if self.slots.get(slot, CONTROL) as u8 != OP_BIND_MW {
+        if slot.get(CONTROL) as u8 != OP_BIND_MW {
             return None;
         }
-        let (keys, extra) = (self.slots.get(slot, KEYS), self.slots.get(slot, EXTRA));
+        let (keys, extra) = (slot.get(KEYS), slot.get(EXTRA));
         Some(Bind {
             mw_type: if extra >> 32 == 1 { MwType::Type1 } else { MwType::Type2 },
             rkey: RKey(keys as u32),
             mr: LKey((keys >> 32) as u32),
-            addr: self.slots.get(slot, REMOTE_ADDR),
-            length: self.slots.get(slot, OPERAND_A),
+            addr: slot.get(REMOTE_ADDR),
+            length: slot.get(OPERAND_A),
             access: AccessFlags::from_bits_retain(extra as u32),
         })
     }
@@ -240,59 +242,6 @@ impl SendRing {
         self.posted.store(0, Ordering::Release);
         self.retired.store(0, Ordering::Release);
     }
-
-    fn decode_op(&self, slot: u32, op: u8) -> WqeOp {
-        let keys = self.slots.get(slot, KEYS);
-        let (rkey, low) = (RKey((keys >> 32) as u32), keys as u32);
-        let remote_addr = self.slots.get(slot, REMOTE_ADDR);
-        let (a, b) = (self.slots.get(slot, OPERAND_A), self.slots.get(slot, OPERAND_B));
-        match op {
-            OP_SEND => WqeOp::Send,
-            OP_SEND_WITH_IMM => WqeOp::SendWithImm { imm: low },
-            OP_SEND_WITH_INV => WqeOp::SendWithInv { invalidate_rkey: rkey },
-            OP_WRITE => WqeOp::Write { remote_addr, rkey },
-            OP_WRITE_WITH_IMM => WqeOp::WriteWithImm { remote_addr, rkey, imm: low },
-            OP_READ => WqeOp::Read { remote_addr, rkey },
-            OP_COMPARE_SWAP => WqeOp::CompareSwap { remote_addr, rkey, compare: a, swap: b },
-            OP_FETCH_ADD => WqeOp::FetchAdd { remote_addr, rkey, add: a },
-            OP_LOCAL_INV => WqeOp::LocalInv { rkey },
-            OP_FLUSH => WqeOp::Flush {
-                remote_addr,
-                rkey,
-                length: low,
-                placement: match a {
-                    0 => FlushPlacement::Global,
-                    1 => FlushPlacement::Persistent,
-                    _ => FlushPlacement::GlobalAndPersistent,
-                },
-                level: if b == 0 { FlushLevel::Range } else { FlushLevel::MemoryRegion },
-            },
-            OP_ATOMIC_WRITE => WqeOp::AtomicWrite { remote_addr, rkey },
-            // Only the poster writes op codes, and only these.
-            _ => WqeOp::BindMw,
-        }
-    }
-
-    fn decode_ud(&self, slot: u32) -> (AddressVector, Qpn, QKey) {
-        let word = |i| self.slots.get(slot, WORDS + i);
-        let mut dgid = [0; 16];
-        dgid[..8].copy_from_slice(&word(DGID).to_le_bytes());
-        dgid[8..].copy_from_slice(&word(DGID + 1).to_le_bytes());
-        let [sgid_index, hop_limit, traffic_class, sl, static_rate, port_num, ..] = word(PATH).to_le_bytes();
-        let flow_label = word(FLOW) as u32;
-        let av = AddressVector {
-            dgid: Gid(dgid),
-            sgid_index,
-            hop_limit,
-            traffic_class,
-            flow_label,
-            sl,
-            static_rate,
-            port_num,
-        };
-        let remote = word(REMOTE_QP);
-        (av, Qpn::new(remote as u32), QKey((remote >> 32) as u32))
-    }
 }
 
 const OP_SEND: u8 = 1;
@@ -307,6 +256,130 @@ const OP_LOCAL_INV: u8 = 9;
 const OP_BIND_MW: u8 = 10;
 const OP_FLUSH: u8 = 11;
 const OP_ATOMIC_WRITE: u8 = 12;
+
+fn decode_op(slot: Slot<'_>, op: u8) -> WqeOp {
+    let keys = slot.get(KEYS);
+    let (rkey, low) = (RKey((keys >> 32) as u32), keys as u32);
+    let remote_addr = slot.get(REMOTE_ADDR);
+    let (a, b) = (slot.get(OPERAND_A), slot.get(OPERAND_B));
+    match op {
+        OP_SEND => WqeOp::Send,
+        OP_SEND_WITH_IMM => WqeOp::SendWithImm { imm: low },
+        OP_SEND_WITH_INV => WqeOp::SendWithInv { invalidate_rkey: rkey },
+        OP_WRITE => WqeOp::Write { remote_addr, rkey },
+        OP_WRITE_WITH_IMM => WqeOp::WriteWithImm { remote_addr, rkey, imm: low },
+        OP_READ => WqeOp::Read { remote_addr, rkey },
+        OP_COMPARE_SWAP => WqeOp::CompareSwap { remote_addr, rkey, compare: a, swap: b },
+        OP_FETCH_ADD => WqeOp::FetchAdd { remote_addr, rkey, add: a },
+        OP_LOCAL_INV => WqeOp::LocalInv { rkey },
+        OP_FLUSH => WqeOp::Flush {
+            remote_addr,
+            rkey,
+            length: low,
+            placement: match a {
+                0 => FlushPlacement::Global,
+                1 => FlushPlacement::Persistent,
+                _ => FlushPlacement::GlobalAndPersistent,
+            },
+            level: if b == 0 { FlushLevel::Range } else { FlushLevel::MemoryRegion },
+        },
+        OP_ATOMIC_WRITE => WqeOp::AtomicWrite { remote_addr, rkey },
+        // Only the poster writes op codes, and only these.
+        _ => WqeOp::BindMw,
+    }
+}
+
+fn decode_ud(slot: Slot<'_>) -> (AddressVector, Qpn, QKey) {
+    let word = |i| slot.get(WORDS + i);
+    let mut dgid = [0; 16];
+    dgid[..8].copy_from_slice(&word(DGID).to_le_bytes());
+    dgid[8..].copy_from_slice(&word(DGID + 1).to_le_bytes());
+    let [sgid_index, hop_limit, traffic_class, sl, static_rate, port_num, ..] = word(PATH).to_le_bytes();
+    let flow_label = word(FLOW) as u32;
+    let av =
+        AddressVector { dgid: Gid(dgid), sgid_index, hop_limit, traffic_class, flow_label, sl, static_rate, port_num };
+    let remote = word(REMOTE_QP);
+    (av, Qpn::new(remote as u32), QKey((remote >> 32) as u32))
+}
+
+/// Writes what the operation needs beside the common fields; returns its code.
+fn write_op(slot: Slot<'_>, entry: &SendEntry<'_>) -> u8 {
+    let set = |word, value| slot.set(word, value);
+    let remote = |addr: u64, rkey: RKey, low: u32| {
+        set(REMOTE_ADDR, addr);
+        set(KEYS, u64::from(low) | u64::from(rkey.0) << 32);
+    };
+    match entry.op {
+        WqeOp::Send => OP_SEND,
+        WqeOp::SendWithImm { imm } => {
+            remote(0, RKey(0), imm);
+            OP_SEND_WITH_IMM
+        }
+        WqeOp::SendWithInv { invalidate_rkey } => {
+            remote(0, invalidate_rkey, 0);
+            OP_SEND_WITH_INV
+        }
+        WqeOp::Write { remote_addr, rkey } => {
+            remote(remote_addr, rkey, 0);
+            OP_WRITE
+        }
+        WqeOp::WriteWithImm { remote_addr, rkey, imm } => {
+            remote(remote_addr, rkey, imm);
+            OP_WRITE_WITH_IMM
+        }
+        WqeOp::Read { remote_addr, rkey } => {
+            remote(remote_addr, rkey, 0);
+            OP_READ
+        }
+        WqeOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+            remote(remote_addr, rkey, 0);
+            set(OPERAND_A, compare);
+            set(OPERAND_B, swap);
+            OP_COMPARE_SWAP
+        }
+        WqeOp::FetchAdd { remote_addr, rkey, add } => {
+            remote(remote_addr, rkey, 0);
+            set(OPERAND_A, add);
+            OP_FETCH_ADD
+        }
+        WqeOp::LocalInv { rkey } => {
+            remote(0, rkey, 0);
+            OP_LOCAL_INV
+        }
+        WqeOp::BindMw => {
+            // A BIND_MW without its bind cannot be executed: it is written as one that names no window.
+            let bind = entry.bind.unwrap_or(Bind {
+                mw_type: MwType::Type2,
+                rkey: RKey(0),
+                mr: LKey(0),
+                addr: 0,
+                length: 0,
+                access: AccessFlags::empty(),
+            });
+            set(REMOTE_ADDR, bind.addr);
+            set(KEYS, u64::from(bind.rkey.0) | u64::from(bind.mr.0) << 32);
+            set(OPERAND_A, bind.length);
+            let mw_type = u64::from(bind.mw_type == MwType::Type1);
+            set(EXTRA, u64::from(bind.access.bits()) | mw_type << 32);
+            OP_BIND_MW
+        }
+        WqeOp::Flush { remote_addr, rkey, length, placement, level } => {
+            remote(remote_addr, rkey, length);
+            let placement = match placement {
+                FlushPlacement::Global => 0,
+                FlushPlacement::Persistent => 1,
+                FlushPlacement::GlobalAndPersistent => 2,
+            };
+            set(OPERAND_A, placement);
+            set(OPERAND_B, u64::from(level == FlushLevel::MemoryRegion));
+            OP_FLUSH
+        }
+        WqeOp::AtomicWrite { remote_addr, rkey } => {
+            remote(remote_addr, rkey, 0);
+            OP_ATOMIC_WRITE
+        }
+    }
+}
 
 /// The posting side, while it holds the ring's lock.
 #[derive(Debug)]
@@ -343,7 +416,7 @@ impl SendPoster<'_> {
                 }
                 let length = message_length(sges).ok_or(Refusal::MessageTooLong)?;
                 for (i, sge) in sges.iter().enumerate() {
-                    ring.slots.set_sge(slot, ring.data_word + 2 * i, sge);
+                    slot.set_sge(ring.data_word + 2 * i, sge);
                 }
                 (length, (sges.len() as u64) << 16)
             }
@@ -351,17 +424,17 @@ impl SendPoster<'_> {
                 if bytes.len() > ring.max_inline as usize {
                     return Err(Refusal::InlineTooLong);
                 }
-                ring.slots.set_bytes(slot, ring.data_word, bytes);
+                slot.set_bytes(ring.data_word, bytes);
                 (bytes.len() as u32, IS_INLINE)
             }
         };
-        let op = Self::write_op(ring, slot, entry);
+        let op = write_op(slot, entry);
         let mut control =
             u64::from(op) | u64::from(entry.flags.bits() as u8) << 8 | data_bits | u64::from(length) << 32;
         if let (true, Some((av, qpn, qkey))) = (ring.ud, &entry.ud) {
             control |= HAS_UD;
-            let set = |i, value| ring.slots.set(slot, WORDS + i, value);
-            ring.slots.set_bytes(slot, WORDS + DGID, &av.dgid.0);
+            let set = |i, value| slot.set(WORDS + i, value);
+            slot.set_bytes(WORDS + DGID, &av.dgid.0);
             let path = [av.sgid_index, av.hop_limit, av.traffic_class, av.sl, av.static_rate, av.port_num, 0, 0];
             set(PATH, u64::from_le_bytes(path));
             set(FLOW, u64::from(av.flow_label));
@@ -369,91 +442,12 @@ impl SendPoster<'_> {
         }
         if let Some(srqn) = entry.xrc_srqn {
             control |= HAS_XRC;
-            ring.slots.set(slot, EXTRA, u64::from(srqn.get()));
+            slot.set(EXTRA, u64::from(srqn.get()));
         }
-        ring.slots.set(slot, WR_ID, entry.wr_id);
-        ring.slots.set(slot, CONTROL, control);
+        slot.set(WR_ID, entry.wr_id);
+        slot.set(CONTROL, control);
         *self.next = index.wrapping_add(1);
         Ok(index)
-    }
-
-    /// Writes what the operation needs beside the common fields; returns its code.
-    fn write_op(ring: &SendRing, slot: u32, entry: &SendEntry<'_>) -> u8 {
-        let set = |word, value| ring.slots.set(slot, word, value);
-        let remote = |addr: u64, rkey: RKey, low: u32| {
-            set(REMOTE_ADDR, addr);
-            set(KEYS, u64::from(low) | u64::from(rkey.0) << 32);
-        };
-        match entry.op {
-            WqeOp::Send => OP_SEND,
-            WqeOp::SendWithImm { imm } => {
-                remote(0, RKey(0), imm);
-                OP_SEND_WITH_IMM
-            }
-            WqeOp::SendWithInv { invalidate_rkey } => {
-                remote(0, invalidate_rkey, 0);
-                OP_SEND_WITH_INV
-            }
-            WqeOp::Write { remote_addr, rkey } => {
-                remote(remote_addr, rkey, 0);
-                OP_WRITE
-            }
-            WqeOp::WriteWithImm { remote_addr, rkey, imm } => {
-                remote(remote_addr, rkey, imm);
-                OP_WRITE_WITH_IMM
-            }
-            WqeOp::Read { remote_addr, rkey } => {
-                remote(remote_addr, rkey, 0);
-                OP_READ
-            }
-            WqeOp::CompareSwap { remote_addr, rkey, compare, swap } => {
-                remote(remote_addr, rkey, 0);
-                set(OPERAND_A, compare);
-                set(OPERAND_B, swap);
-                OP_COMPARE_SWAP
-            }
-            WqeOp::FetchAdd { remote_addr, rkey, add } => {
-                remote(remote_addr, rkey, 0);
-                set(OPERAND_A, add);
-                OP_FETCH_ADD
-            }
-            WqeOp::LocalInv { rkey } => {
-                remote(0, rkey, 0);
-                OP_LOCAL_INV
-            }
-            WqeOp::BindMw => {
-                // A BIND_MW without its bind cannot be executed: it is written as one that names no window.
-                let bind = entry.bind.unwrap_or(Bind {
-                    mw_type: MwType::Type2,
-                    rkey: RKey(0),
-                    mr: LKey(0),
-                    addr: 0,
-                    length: 0,
-                    access: AccessFlags::empty(),
-                });
-                set(REMOTE_ADDR, bind.addr);
-                set(KEYS, u64::from(bind.rkey.0) | u64::from(bind.mr.0) << 32);
-                set(OPERAND_A, bind.length);
-                let mw_type = u64::from(bind.mw_type == MwType::Type1);
-                set(EXTRA, u64::from(bind.access.bits()) | mw_type << 32);
-                OP_BIND_MW
-            }
-            WqeOp::Flush { remote_addr, rkey, length, placement, level } => {
-                remote(remote_addr, rkey, length);
-                let placement = match placement {
-                    FlushPlacement::Global => 0,
-                    FlushPlacement::Persistent => 1,
-                    FlushPlacement::GlobalAndPersistent => 2,
-                };
-                set(OPERAND_A, placement);
-                set(OPERAND_B, u64::from(level == FlushLevel::MemoryRegion));
-                OP_FLUSH
-            }
-            WqeOp::AtomicWrite { remote_addr, rkey } => {
-                remote(remote_addr, rkey, 0);
-                OP_ATOMIC_WRITE
-            }
-        }
     }
 
     /// Makes everything posted so far visible to the engine.

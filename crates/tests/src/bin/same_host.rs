@@ -55,7 +55,7 @@ impl Far {
 impl End {
     fn open(address: &str) -> Self {
         let port = PortOptions { interface: "lo".into(), addresses: vec![address.parse().expect("an address")] };
-        let devices = vec![DeviceOptions { name: "samehost".into(), ports: vec![port], congestion: None }];
+        let devices = vec![DeviceOptions { name: "samehost".into(), ports: vec![port], ..DeviceOptions::default() }];
         let options = NicOptions { devices, automatic: false, path: RequestPath::Auto, ..NicOptions::default() };
         let context = SoftwareProvider::new(options).open_software("samehost").expect("the device opens");
         let pd = context.alloc_pd().expect("a PD");
