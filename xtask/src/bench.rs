@@ -2,19 +2,21 @@
 //! all that is compared is measured in one run on one machine, in interleaved repetitions.
 
 mod door;
+mod instructions;
+mod marks;
 mod peers;
 
 use crate::process::{self, Outcome, cargo};
 use clap::Args;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Options of `bench`.
 #[derive(Args)]
 pub struct Options {
-    /// Only instructions per packet.
+    /// Only instructions per packet, work request and poll, beside those of docs/instructions.md; what follows goes to it, such as
+    /// `--check` or `--renew`.
     #[arg(long, conflicts_with = "no_instructions")]
-    only_instructions: bool,
+    instructions: bool,
     /// Leave out instructions per packet, which need valgrind and half a minute.
     #[arg(long)]
     no_instructions: bool,
@@ -42,12 +44,6 @@ pub struct Options {
     arguments: Vec<String>,
 }
 
-/// The parts of a packet's way, as the functions of the binary `instructions` are called.
-const PARTS: [&str; 3] = ["requester", "responder", "completer"];
-
-/// Message sizes and how many messages.
-const RUNS: [(u32, u32); 2] = [(8, 4800), (65_536, 480)];
-
 /// The command.
 pub fn run(options: &Options) -> Outcome {
     // `cargo xtask bench sim [CASE…]`: the fabric simulator alone.
@@ -57,6 +53,9 @@ pub fn run(options: &Options) -> Outcome {
     }
     if options.peers {
         return peers::run(&options.arguments);
+    }
+    if options.instructions {
+        return instructions::run(&options.arguments);
     }
     if options.door {
         return door::run(&options.arguments);
@@ -77,15 +76,13 @@ pub fn run(options: &Options) -> Outcome {
             ["run", "--release", "--quiet", "--package", "scalefabric-control", "--example", "control_load", "--"];
         return process::run(cargo().args(load).args(&options.arguments));
     }
-    if !options.only_instructions {
-        let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
-        process::run(cargo().args(build).args(&options.arguments))?;
-    }
+    let build = ["run", "--release", "--quiet", "--package", "scalefabric-cli", "--", "bench"];
+    process::run(cargo().args(build).args(&options.arguments))?;
     if options.no_instructions {
         return Ok(());
     }
     println!();
-    instructions()?;
+    instructions::run(&[])?;
     println!();
     door::run(&[])
 }
@@ -103,59 +100,4 @@ fn callgrind() -> bool {
         println!("skipped: counting instructions: `valgrind` is missing; install the package valgrind");
     }
     is_there
-}
-
-/// Runs the small binary under callgrind, collecting in one function at a time.
-fn instructions() -> Outcome {
-    if !callgrind() {
-        return Ok(());
-    }
-    process::run(cargo().args([
-        "build",
-        "--release",
-        "--quiet",
-        "--package",
-        "scalefabric-tests",
-        "--bin",
-        "instructions",
-    ]))?;
-    let program = process::target_folder()?.join("release/instructions");
-    println!(
-        "{:<12} {:>12} {:>12} {:>12}   instructions per packet, of that part's packets",
-        "RC WRITE", PARTS[0], PARTS[1], PARTS[2]
-    );
-    for (size, messages) in RUNS {
-        let mut cells = Vec::new();
-        for (index, part) in PARTS.iter().enumerate() {
-            let (collected, packets) = collect(&program, part, size, messages)?;
-            let packets = packets.get(index).copied().unwrap_or(0).max(1);
-            cells.push(format!("{:>12}", collected / packets));
-        }
-        println!("{:<12} {}", format!("{size} B"), cells.join(" "));
-    }
-    Ok(())
-}
-
-/// Instructions in one part, and the packets of each part.
-fn collect(program: &PathBuf, part: &str, size: u32, messages: u32) -> Result<(u64, Vec<u64>), String> {
-    let mut command = Command::new("valgrind");
-    command
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
-        .arg(format!("--toggle-collect=*measured_{part}*"))
-        .arg(program)
-        .args([size.to_string(), messages.to_string()])
-        .stdin(Stdio::null());
-    let line = process::shown(&command);
-    let output = command.output().map_err(|error| format!("`{line}` could not be started: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("`{line}` ended with {}:\n{said}", output.status));
-    }
-    let collected = said.lines().find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok());
-    let printed = String::from_utf8_lossy(&output.stdout);
-    let packets: Vec<u64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    match collected {
-        Some(collected) if packets.len() == PARTS.len() => Ok((collected, packets)),
-        _ => Err(format!("`{line}` printed nothing to count:\n{printed}{said}")),
-    }
 }

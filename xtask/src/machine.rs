@@ -36,6 +36,7 @@ const NEEDS: &[Need] = &[
     ),
     need("/usr/include/rdma/rdma_cma.h", "librdmacm-dev", "C programs of our own that use librdmacm"),
     need("tcpdump", "tcpdump", "reading our captures with tcpdump"),
+    need("valgrind", "valgrind", "counting instructions"),
     need("memcached", "memcached", "connecting through memcached"),
     need("etcd", "etcd-server", "connecting through etcd, and the control plane's state in it"),
     need("chromium", "chromium", "the dashboard in a browser"),
@@ -144,4 +145,17 @@ pub fn is_root() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}
+
+/// What was measured on, in a sentence.
+pub fn description() -> String {
+    let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("unknown processor", |(_, name)| name.trim());
+    let count = std::thread::available_parallelism().map_or(0, usize::from);
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let load = read("/proc/loadavg");
+    let load = load.split_whitespace().next().unwrap_or("?").to_owned();
+    format!("{count} CPUs, {model}, Linux {}, load {load} at the end.", kernel.trim())
 }

@@ -6,6 +6,7 @@ mod lab;
 mod page;
 mod rows;
 
+use crate::machine;
 use crate::process::Outcome;
 use clap::Parser;
 use lab::Lab;
@@ -108,13 +109,13 @@ pub fn run(arguments: &[String]) -> Outcome {
     let measured = measure(&lab, &rows, options.repeat);
     if options.json {
         let rows: Vec<Value> = measured.iter().map(Measured::as_json).collect();
-        println!("{:#}", json!({ "machine": lab.machine(), "rows": rows }));
+        println!("{:#}", json!({ "machine": machine::description(), "rows": rows }));
     } else {
         println!("\n{}", table(&measured));
-        println!("Ours / theirs; median of {} repetitions, least to most. {}", options.repeat, lab.machine());
+        println!("Ours / theirs; median of {} repetitions, least to most. {}", options.repeat, machine::description());
     }
     if options.page {
-        page::write(&measured, &lab.machine(), &command(&options))?;
+        page::write(&measured, &machine::description(), &command(&options))?;
     }
     Ok(())
 }

@@ -166,13 +166,13 @@ impl SendRing {
             return None;
         }
         let slot = self.slot(index);
-        let control = self.slots.get(slot, CONTROL);
+        let control = slot.get(CONTROL);
         if control as u8 != OP_WRITE || control & (HAS_UD | HAS_XRC) != 0 {
             return None;
         }
         Some(PlainWrite {
-            remote_addr: self.slots.get(slot, REMOTE_ADDR),
-            rkey: RKey((self.slots.get(slot, KEYS) >> 32) as u32),
+            remote_addr: slot.get(REMOTE_ADDR),
+            rkey: RKey((slot.get(KEYS) >> 32) as u32),
             flags: SendFlags::from_bits_retain((control >> 8) as u8 as u32),
             length: (control >> 32) as u32,
         })

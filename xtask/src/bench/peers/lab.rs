@@ -118,19 +118,6 @@ impl Lab {
         Ok(Self { sfab, seconds, namespaces: OnceCell::new() })
     }
 
-    /// What was measured on.
-    pub fn machine(&self) -> String {
-        let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-        let cpu = read("/proc/cpuinfo");
-        let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-        let model = model.map_or("unknown processor", |(_, name)| name.trim());
-        let count = std::thread::available_parallelism().map_or(0, usize::from);
-        let kernel = read("/proc/sys/kernel/osrelease");
-        let load = read("/proc/loadavg");
-        let load = load.split_whitespace().next().unwrap_or("?").to_owned();
-        format!("{count} CPUs, {model}, Linux {}, load {load} at the end.", kernel.trim())
-    }
-
     fn sfab(&self, way: Way) -> Command {
         let mut command = Command::new(&self.sfab);
         command.env("SCALEFABRIC_PATH", if way == Way::Wire { "wire" } else { "auto" });

@@ -1,25 +1,14 @@
-//! docs/performance.md: the tables of the last `cargo xtask bench --peers --page`, between two marks.
+//! docs/performance.md: the tables of the last `cargo xtask bench --peers --page`.
 
 use super::Measured;
-use crate::process::{Outcome, root};
-use std::fs;
+use crate::bench::marks::Marks;
+use crate::process::Outcome;
 
-const BEGIN: &str = "<!-- made by `cargo xtask bench --peers --page` -->";
-const END: &str = "<!-- end -->";
+const PAGE: Marks = Marks { page: "docs/performance.md", command: "cargo xtask bench --peers --page" };
 
 /// Puts what was measured in the place of what stood there.
 pub fn write(measured: &[Measured], machine: &str, command: &str) -> Outcome {
-    let path = root().join("docs/performance.md");
-    let page = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let page =
-        with_tables(&page, &tables(measured, machine, command)).ok_or("docs/performance.md has lost its marks")?;
-    fs::write(&path, page).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn with_tables(page: &str, tables: &str) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n{tables}\n{END}{after}"))
+    PAGE.write(&tables(measured, machine, command))
 }
 
 fn tables(measured: &[Measured], machine: &str, command: &str) -> String {
@@ -42,13 +31,6 @@ fn tables(measured: &[Measured], machine: &str, command: &str) -> String {
 mod tests {
     use super::super::{Goal, Sample};
     use super::*;
-
-    #[test]
-    fn only_what_stands_between_the_marks_changes() {
-        let page = format!("# A\n\n{BEGIN}\nold\n{END}\nafter\n");
-        assert_eq!(with_tables(&page, "new").unwrap(), format!("# A\n\n{BEGIN}\nnew\n{END}\nafter\n"));
-        assert_eq!(with_tables("# A\n", "new"), None);
-    }
 
     #[test]
     fn a_row_and_a_reason_are_told() {
