@@ -61,7 +61,7 @@ impl World {
         if qp.is_closed(self.model.host.flight_limit) {
             return;
         }
-        let at = qp.may_send_at(self.model.ns3_quantum).max(self.now);
+        let at = qp.may_send_at(self.model.ns3_quantum, self.model.host.qp_rate).max(self.now);
         // A place that comes no later is as good.
         if qp.ticket != 0 && qp.due <= at {
             return;
@@ -75,6 +75,9 @@ impl World {
     /// Sends from a free port of a host: PFC and ACKs first, then the QP whose turn it is.
     pub(super) fn transmit_host(&mut self, index: u32) {
         let node = self.ports[index as usize].node;
+        if self.engines.is_some() {
+            self.feed_port(index, node);
+        }
         let port = &mut self.ports[index as usize];
         if port.waiting != 0
             && let Some(queue) = port.choose(&self.model.switch.schedule, &self.arena)
@@ -105,7 +108,7 @@ impl World {
             if !qp.has_more() || qp.is_closed(self.model.host.flight_limit) {
                 continue;
             }
-            if qp.may_send_at(self.model.ns3_quantum) > self.now {
+            if qp.may_send_at(self.model.ns3_quantum, self.model.host.qp_rate) > self.now {
                 // The rate has fallen since.
                 self.offer(which);
                 continue;
@@ -320,6 +323,7 @@ impl World {
     pub(super) fn receive(&mut self, node: u32, place: u32) {
         match self.arena.get(place).kind {
             Kind::Data if self.hosts[node as usize].slow_bps != 0 => self.receive_slowly(node, place),
+            _ if self.engines.is_some() => self.receive_by_engine(node, place),
             Kind::Data => self.receive_data(node, place),
             Kind::Ack | Kind::Nak => self.receive_ack(place),
             Kind::Cnp => {
@@ -352,7 +356,11 @@ impl World {
 
     /// A slow host has taken a packet.
     pub(super) fn take(&mut self, node: u32, place: u32) {
-        self.receive_data(node, place);
+        if self.engines.is_some() {
+            self.receive_by_engine(node, place);
+        } else {
+            self.receive_data(node, place);
+        }
     }
 
     /// A slow host may have room again.

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod buffer;
 pub mod csv;
+pub mod engine;
 pub mod event;
 pub mod host;
 pub mod model;
@@ -14,6 +15,7 @@ pub mod pause;
 pub mod plot;
 pub mod port;
 pub mod qp;
+pub mod rebind;
 pub mod recorder;
 pub mod report;
 pub mod route;

@@ -2,7 +2,7 @@
 //! simulators of the literature assume; `roce` what a RoCEv2 fabric and the transport that ships do. Data only.
 
 use super::port::{PRIORITIES, Schedule};
-use super::time::Ps;
+use super::time::{Ps, Rate};
 
 /// What a receiver does with a packet that comes too early, and a sender with what it hears of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,15 @@ pub enum Notification {
         /// The least time between two.
         interval: Ps,
     },
+}
+
+/// Hosts with the whole engine instead of the light QP.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineModel {
+    /// The congestion controller, by the transport's name.
+    pub algorithm: String,
+    /// Parameters that differ from the profile's.
+    pub parameters: Vec<(String, f64)>,
 }
 
 /// Hosts.
@@ -68,6 +77,10 @@ pub struct HostModel {
     pub greatest_rtt: bool,
     /// A QP has at most so many bytes in flight, whatever its controller says; 0: no limit.
     pub flight_limit: u64,
+    /// A QP sends at most so fast, on the wire, as `ibv_modify_qp_rate_limit` asks for; none: as fast as its port.
+    pub qp_rate: Option<Rate>,
+    /// The whole engine on each host; none: the light host.
+    pub engine: Option<EngineModel>,
 }
 
 /// When a switch marks.
@@ -173,6 +186,8 @@ impl Model {
                 cnp_priority: 3,
                 greatest_rtt: true,
                 flight_limit: 0,
+                qp_rate: None,
+                engine: None,
             },
             switch: SwitchModel {
                 buffer: 32 << 20,

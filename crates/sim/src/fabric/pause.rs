@@ -270,20 +270,27 @@ impl World {
         let queue = usize::from(priority);
         let is_stopped =
             |port: u32| self.ports[port as usize].stopped() & self.ports[port as usize].waiting & (1 << priority) != 0;
+        // By node, so that a look at tens of thousands of paused ports takes no square of them.
+        let mut at: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for &port in still.iter().filter(|port| is_stopped(**port)) {
+            at.entry(self.ports[port as usize].node).or_default().push(port);
+        }
         let mut waits: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for &from in still.iter().filter(|port| is_stopped(**port)) {
-            let peer = self.ports[from as usize].peer;
-            let there =
-                still.iter().copied().filter(|port| self.ports[*port as usize].node == peer && is_stopped(*port));
-            let holding = there.filter(|port| {
+        for &from in at.values().flatten() {
+            let there = at.get(&self.ports[from as usize].peer).map_or(&[][..], Vec::as_slice);
+            let holding = there.iter().copied().filter(|port| {
                 let mut packets = self.ports[*port as usize].queues[queue].packets(&self.arena);
                 packets.any(|place| self.arena.get(place).ingress == (from ^ 1))
             });
             waits.insert(from, holding.collect());
         }
-        // Depth first; `open` is the way from the start to here.
+        // Depth first; `open` is the way from the start to here. A port that was looked at: true once nothing beyond it is open.
         let mut finished: BTreeMap<u32, bool> = BTreeMap::new();
         for &start in waits.keys() {
+            if finished.contains_key(&start) {
+                continue;
+            }
+            finished.insert(start, false);
             let mut open: Vec<(u32, usize)> = vec![(start, 0)];
             while let Some((port, next)) = open.last_mut() {
                 let edges = waits.get(port).map_or(&[][..], Vec::as_slice);
@@ -293,11 +300,14 @@ impl World {
                     continue;
                 };
                 *next += 1;
-                if let Some(begin) = open.iter().position(|(port, _)| *port == to) {
+                if finished.get(&to) == Some(&false)
+                    && let Some(begin) = open.iter().position(|(port, _)| *port == to)
+                {
                     let cycle = open[begin..].iter().map(|(port, _)| self.link_name(*port)).collect();
                     return Some(Stuck::Deadlock { priority, cycle });
                 }
                 if !finished.contains_key(&to) {
+                    finished.insert(to, false);
                     open.push((to, 0));
                 }
             }

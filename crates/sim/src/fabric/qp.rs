@@ -1,7 +1,7 @@
 //! A queue pair of the light host: no payload, but the numbers, the window, the pace and the recovery of the transport, with the congestion controllers
 //! that ship. Both ends are here. It sends nothing itself and knows neither ports nor switches.
 
-use super::time::{Ps, span};
+use super::time::{Ps, Rate, span};
 use scalefabric_transport::congestion::{Control, Controller, NotificationPoint};
 use std::collections::VecDeque;
 
@@ -80,6 +80,8 @@ pub struct Qp {
     pub priority: u8,
     /// What ECMP hashes of it.
     pub entropy: u32,
+    /// The lane that it is for; none: a single message.
+    pub lane: Option<u32>,
     /// The controller.
     pub control: Control,
     /// Messages that are not acknowledged.
@@ -149,6 +151,7 @@ impl Qp {
             to,
             priority,
             entropy,
+            lane: None,
             control,
             posted: VecDeque::new(),
             acked: 0,
@@ -200,9 +203,19 @@ impl Qp {
         self.repairs.is_empty() && (self.flight >= self.control.window_bytes() || (limit != 0 && self.flight >= limit))
     }
 
-    /// When the pace lets the next packet go. `quantised`: the time of a packet is cut to whole nanoseconds, as ns-3.17 does; controllers do not.
+    /// When the pace lets the next packet go, and a limit of the QP's rate if there is one. `quantised`: the time of a packet is cut to whole nanoseconds, as
+    /// ns-3.17 does; controllers do not.
     #[inline]
-    pub fn may_send_at(&self, quantised: bool) -> Ps {
+    pub fn may_send_at(&self, quantised: bool, limit: Option<Rate>) -> Ps {
+        let at = self.pace_lets_at(quantised);
+        match limit {
+            Some(limit) if self.last_bytes > 0 => at.max(self.last_sent + limit.serialise(self.last_bytes)),
+            _ => at,
+        }
+    }
+
+    #[inline]
+    fn pace_lets_at(&self, quantised: bool) -> Ps {
         if quantised && self.last_bytes > 0 {
             let time = span(u64::from(self.last_bytes), self.control.rate_bps());
             return self.last_sent + Ps(time.0 / 1_000 * 1_000);

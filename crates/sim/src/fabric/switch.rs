@@ -5,7 +5,6 @@ use super::model::Balance;
 use super::packet::{IntHop, Kind};
 use super::port::CONTROL;
 use super::world::{Event, World};
-use crate::random::mix;
 
 /// Adaptive choice compares queues in grades of 16 KiB, as chips do. Compared to the byte, flows that meet in step would each keep one way, and collide
 /// further on like hashed ones.
@@ -53,10 +52,7 @@ impl World {
                 // ACKs keep their way: only data is spread.
                 let balance = if kind == Kind::Data { self.model.switch.balance } else { Balance::Hash };
                 match balance {
-                    Balance::Hash => {
-                        let hash = mix(u64::from(entropy) << 32 | u64::from(self.hash_seeds[node as usize])) >> 32;
-                        many[((hash * many.len() as u64) >> 32) as usize]
-                    }
+                    Balance::Hash => many[self.hashed(node, entropy, many.len())],
                     Balance::Spray => many[self.random.below(many.len() as u64) as usize],
                     Balance::Adaptive => {
                         // Among equals chance decides, or all would crowd the first.

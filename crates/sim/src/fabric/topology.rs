@@ -119,6 +119,30 @@ impl Topology {
         topology
     }
 
+    /// Pods as Facebook built them in 2014: each has `leaves` leaf switches with `hosts_per_leaf` hosts, and one fabric switch of each of `planes` planes, to which
+    /// every leaf of the pod has a link. A plane has `spines` spine switches, each with a link to that plane's fabric switch of every pod.
+    pub fn pods(pods: u32, leaves: u32, hosts_per_leaf: u32, planes: u32, spines: u32, wire: Wire, up: Wire) -> Self {
+        let mut topology = Self::new(pods * leaves * hosts_per_leaf);
+        let leaf: Vec<u32> = (0..pods * leaves).map(|_| topology.switch(0)).collect();
+        let fabric: Vec<u32> = (0..pods * planes).map(|_| topology.switch(1)).collect();
+        let spine: Vec<u32> = (0..planes * spines).map(|_| topology.switch(2)).collect();
+        for host in 0..topology.hosts {
+            topology.link(host, leaf[(host / hosts_per_leaf) as usize], wire);
+        }
+        for pod in 0..pods {
+            for plane in 0..planes {
+                let own = fabric[(pod * planes + plane) as usize];
+                for a in 0..leaves {
+                    topology.link(leaf[(pod * leaves + a) as usize], own, up);
+                }
+                for s in 0..spines {
+                    topology.link(own, spine[(plane * spines + s) as usize], up);
+                }
+            }
+        }
+        topology
+    }
+
     /// Servers with `rails` NICs each: NIC r of every server of a group of `servers_per_group` hangs on rail switch r of the group; rail
     /// switches of all groups meet at `spines` switches. Host number: server x rails + rail.
     pub fn rails(servers: u32, rails: u32, servers_per_group: u32, spines: u32, wire: Wire, up: Wire) -> Self {
@@ -305,7 +329,9 @@ mod tests {
         assert_eq!((leaf_spine.hosts, leaf_spine.switches, leaf_spine.links.len()), (64, 6, 72));
         let rails = Topology::rails(8, 8, 4, 4, WIRE, WIRE);
         assert_eq!((rails.hosts, rails.switches, rails.links.len()), (64, 20, 128));
-        for topology in [tree, leaf_spine, rails, Topology::star(17, WIRE), Topology::dumbbell(4, WIRE, WIRE)] {
+        let pods = Topology::pods(4, 4, 16, 4, 2, WIRE, WIRE);
+        assert_eq!((pods.hosts, pods.switches, pods.links.len()), (256, 16 + 16 + 8, 256 + 64 + 32));
+        for topology in [tree, leaf_spine, rails, pods, Topology::star(17, WIRE), Topology::dumbbell(4, WIRE, WIRE)] {
             topology.check().unwrap();
         }
     }

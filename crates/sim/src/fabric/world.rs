@@ -3,10 +3,11 @@
 //! depends on addresses or hash seeds of the process.
 
 use super::buffer::{Buffer, BufferSizes, Ingress};
+use super::engine::Engines;
 use super::event::EventQueue;
 use super::host::Host;
 use super::model::{Model, PortMarking};
-use super::packet::{Arena, Kind};
+use super::packet::{Arena, Kind, NONE};
 use super::pause::{Pauses, Stuck};
 use super::port::{CONTROL, Port};
 use super::qp::Qp;
@@ -47,6 +48,8 @@ pub(super) enum Event {
     Taken { host: u32, packet: u32 },
     /// A slow receiver may have room again.
     Room { host: u32 },
+    /// An engine has something to do.
+    Turn { host: u32 },
     /// Somebody wants to look.
     Sample,
     /// Is there progress?
@@ -87,6 +90,8 @@ pub struct Post {
     pub priority: u8,
     /// The QP that it goes by: posts of the same lane between the same hosts share one. None: one of its own.
     pub lane: Option<u32>,
+    /// The UDP source port that switches hash. None: the QP's own, by its number or its lane.
+    pub source_port: Option<u16>,
     /// What the workload calls it.
     pub tag: u64,
 }
@@ -214,6 +219,10 @@ pub enum End {
 pub trait Observer {
     /// Comes every sampling interval.
     fn sample(&mut self, _world: &World) {}
+    /// Asked after each sample; true ends the run as if its time were over.
+    fn has_seen_enough(&self) -> bool {
+        false
+    }
     /// Comes now and then, for a progress line. False ends the run.
     fn progress(&mut self, _world: &World) -> bool {
         true
@@ -229,6 +238,12 @@ impl Observer for Nobody {}
 const CHECK: Ps = Ps(1_000_000_000);
 /// Events between two calls of [`Observer::progress`].
 const PROGRESS_EVENTS: u64 = 1 << 20;
+
+/// What switches hash of a QP: addresses and source port.
+pub(super) fn entropy(from: u32, to: u32, source_port: u64) -> u32 {
+    let addresses = (u64::from(from) << 32) | u64::from(to);
+    mix(addresses ^ mix(source_port.wrapping_add(0x9e37))) as u32
+}
 
 /// The fabric.
 pub struct World {
@@ -270,6 +285,8 @@ pub struct World {
     acked_bytes: u64,
     pub(super) acknowledged: u64,
     expected_bytes: u64,
+    /// Hosts with the whole engine, if there are such.
+    pub(super) engines: Option<Box<Engines>>,
 }
 
 impl World {
@@ -378,10 +395,24 @@ impl World {
             acked_bytes: 0,
             acknowledged: 0,
             expected_bytes: 0,
+            engines: None,
             topology,
         };
         world.greatest = world.greatest_rtt();
+        world.start_engines(seed)?;
         Ok(world)
+    }
+
+    fn start_engines(&mut self, seed: u64) -> Result<(), String> {
+        let Some(engine) = &self.model.host.engine else { return Ok(()) };
+        let line: Vec<u64> = self.hosts.iter().map(|host| self.ports[host.port as usize].rate.bps).collect();
+        let route = |from: u32, to: u32| {
+            let route = self.route_of(from, to);
+            (route.base_rtt_ps, route.hops)
+        };
+        let engines = Engines::new(&self.topology, &self.model, engine, &line, &route, seed)?;
+        self.engines = Some(Box::new(engines));
+        Ok(())
     }
 
     /// Plans a change.
@@ -490,6 +521,27 @@ impl World {
         way
     }
 
+    /// The links by which a QP with this source port goes from one host to another, as ports, where switches choose by a hash.
+    pub fn hashed_way(&self, from: u32, to: u32, source_port: u16) -> Vec<u32> {
+        let entropy = entropy(from, to, u64::from(source_port));
+        let mut way = vec![self.hosts[from as usize].port];
+        let mut node = self.ports[way[0] as usize].peer;
+        while node != to && node >= self.topology.hosts && way.len() < 32 {
+            let ways = self.routes.ports(node - self.topology.hosts, to);
+            let Some(&port) = ways.get(self.hashed(node, entropy, ways.len())) else { break };
+            way.push(port);
+            node = self.ports[port as usize].peer;
+        }
+        way
+    }
+
+    /// Which of `count` ways of equal length a switch takes for a flow.
+    #[inline]
+    pub(super) fn hashed(&self, node: u32, entropy: u32, count: usize) -> usize {
+        let hash = mix(u64::from(entropy) << 32 | u64::from(self.hash_seeds[node as usize])) >> 32;
+        ((hash * count as u64) >> 32) as usize
+    }
+
     /// Round trip of a full payload without queues, as the reference simulators count it: there and back on every wire, and the payload's time
     /// at each; and the number of switches on the way.
     fn base_rtt(&self, from: u32, to: u32) -> (Ps, u8) {
@@ -527,7 +579,10 @@ impl World {
 
     fn route_of(&self, from: u32, to: u32) -> Route {
         let (rtt, hops) = if self.model.host.greatest_rtt { self.greatest } else { self.base_rtt(from, to) };
-        let line = self.ports[self.hosts[from as usize].port as usize].rate.bps;
+        let mut line = self.ports[self.hosts[from as usize].port as usize].rate.bps;
+        if let Some(rate) = self.model.host.qp_rate {
+            line = line.min(rate.bps);
+        }
         Route { line_rate_bps: line, base_rtt_ps: rtt.0, packet_bytes: self.model.host.mtu, hops: hops.max(1) }
     }
 
@@ -539,14 +594,15 @@ impl World {
     fn open_qp(&mut self, post: &Post) -> u32 {
         let route = self.route_of(post.from, post.to);
         let control = self.profile.controller(&route, 0);
-        let key = (u64::from(post.from) << 32) | u64::from(post.to);
         let place = self.free_qps.pop();
         let generation = place.map_or(0, |place| self.qps[place as usize].generation + 1);
         // The source port of a QP: by its number, or by its lane, so that a lane keeps its way.
-        let port = post.lane.map_or_else(|| self.messages.len() as u64, u64::from);
-        let entropy = mix(key ^ mix(port.wrapping_add(0x9e37))) as u32;
+        let own = || post.lane.map_or_else(|| self.messages.len() as u64, u64::from);
+        let port = post.source_port.map_or_else(own, u64::from);
+        let entropy = entropy(post.from, post.to, port);
         let mut qp = Qp::new(generation, post.from, post.to, post.priority, entropy, control);
         qp.once = post.lane.is_none();
+        qp.lane = post.lane;
         match place {
             Some(place) => {
                 self.qps[place as usize] = qp;
@@ -574,6 +630,9 @@ impl World {
         });
         self.open += 1;
         self.posted_bytes += post.bytes;
+        if self.engines.is_some() {
+            return self.post_to_engine(message, post);
+        }
         let qp = match post.lane {
             None => self.open_qp(post),
             Some(lane) => match self.lanes.get(&(post.from, post.to, lane)) {
@@ -598,7 +657,9 @@ impl World {
             (packet.kind, packet.qp)
         };
         self.arena.remove(packet);
-        if !matches!(kind, Kind::Pause | Kind::Resume) {
+        if qp == NONE {
+            self.forget_frame(packet);
+        } else if !matches!(kind, Kind::Pause | Kind::Resume) {
             self.qps[qp as usize].packets -= 1;
             self.close_if_done(qp);
         }
@@ -654,6 +715,9 @@ impl World {
                 }
                 Event::Sample => {
                     observer.sample(self);
+                    if observer.has_seen_enough() {
+                        return End::TimeIsUp;
+                    }
                     self.queue.push(self.now + self.sample_every, Event::Sample);
                 }
                 Event::Check => {
@@ -725,6 +789,7 @@ impl World {
             }
             Event::Taken { host, packet } => self.take(host, packet),
             Event::Room { host } => self.room(host),
+            Event::Turn { host } => self.turn_is_due(host),
             Event::Arrive { .. } | Event::Free { .. } | Event::Workload | Event::Sample | Event::Check => {}
         }
     }

@@ -3,6 +3,7 @@
 mod compare;
 mod nic;
 mod progress;
+mod rebind;
 mod run;
 mod validate;
 
@@ -25,6 +26,7 @@ enum Command {
     Run(run::Options),
     Compare(compare::Options),
     Validate(validate::Options),
+    Rebind(rebind::Options),
     Nic(Box<nic::Options>),
 }
 
@@ -34,6 +36,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Command::Run(options) => run::run(options),
         Command::Compare(options) => compare::run(options),
         Command::Validate(options) => validate::run(options),
+        Command::Rebind(options) => rebind::run(options),
         Command::Nic(options) => nic::run(options),
     }
 }

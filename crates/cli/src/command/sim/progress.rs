@@ -47,30 +47,34 @@ impl Progress {
 
     /// A run goes on; false if it shall end.
     pub fn look(&self, world: &World) -> bool {
+        self.look_at(self.done.load(Ordering::Relaxed), self.total, Some(world))
+    }
+
+    /// As [`Self::look`], where somebody else counts what is done, and a fabric is not always there.
+    pub fn look_at(&self, done: usize, total: usize, world: Option<&World>) -> bool {
         if self.shown
             && let Ok(mut last) = self.last.try_lock()
             && last.elapsed() >= Duration::from_millis(250)
         {
             *last = Instant::now();
-            self.show(world);
+            self.show(done, total, world);
         }
         !is_stopped()
     }
 
-    fn show(&self, world: &World) {
-        let done = self.done.load(Ordering::Relaxed);
-        let messages = world.messages().len();
-        let ended = messages - usize::try_from(world.open_messages()).unwrap_or(0);
-        let part = (done as f64 + world.part_done()) / self.total.max(1) as f64;
+    fn show(&self, done: usize, total: usize, world: Option<&World>) {
         let passed = self.began.elapsed().as_secs_f64();
+        let part = (done as f64 + world.map_or(0.0, World::part_done)) / total.max(1) as f64;
         let left = if part > 0.02 { format!(", about {:.0} s left", passed / part - passed) } else { String::new() };
-        let runs = if self.total > 1 { format!("{done}/{} runs; ", self.total) } else { String::new() };
-        let line = format!(
-            "{runs}at {}, {ended} of {messages} messages, {:.1} M forwards{left}",
-            world.now(),
-            world.counters().forwards as f64 / 1e6
-        );
-        let line: String = line.chars().take(79).collect();
+        let runs = if total > 1 { format!("{done}/{total} runs") } else { String::new() };
+        let fabric = world.map_or_else(String::new, |world| {
+            let messages = world.messages().len();
+            let ended = messages - usize::try_from(world.open_messages()).unwrap_or(0);
+            let forwards = world.counters().forwards as f64 / 1e6;
+            format!("at {}, {ended} of {messages} messages, {forwards:.1} M forwards", world.now())
+        });
+        let between = if runs.is_empty() || fabric.is_empty() { "" } else { "; " };
+        let line: String = format!("{runs}{between}{fabric}{left}").chars().take(79).collect();
         let _ = write!(std::io::stderr(), "\r\x1b[2K{line}");
     }
 

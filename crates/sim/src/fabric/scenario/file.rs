@@ -64,6 +64,7 @@ pub enum TopologyKind {
     LeafSpine,
     FatTree,
     Rails,
+    Pods,
     Csv,
 }
 
@@ -75,12 +76,16 @@ pub struct TopologyTable {
     pub kind: TopologyKind,
     /// Star, dumbbell: hosts.
     pub hosts: Option<u32>,
-    /// Leaf-spine: leaf switches.
+    /// Leaf-spine: leaf switches. Pods: leaf switches of a pod.
     pub leaves: Option<u32>,
-    /// Leaf-spine: hosts on each leaf.
+    /// Leaf-spine, pods: hosts on each leaf.
     pub hosts_per_leaf: Option<u32>,
-    /// Leaf-spine, rails: spine switches.
+    /// Leaf-spine, rails: spine switches. Pods: spine switches of a plane.
     pub spines: Option<u32>,
+    /// Pods: how many.
+    pub pods: Option<u32>,
+    /// Pods: planes, which are also the fabric switches of a pod, default 4.
+    pub planes: Option<u32>,
     /// Fat tree: ports of a switch, even.
     pub k: Option<u32>,
     /// Rails: servers.
@@ -116,10 +121,21 @@ pub enum RecoveryName {
     Selective,
 }
 
+/// Kinds of hosts.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum HostKind {
+    Light,
+    Engine,
+}
+
 /// Changes of hosts.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostTable {
+    /// "light" (default), or "engine": the NIC that ships, with real bytes, for small fabrics.
+    pub kind: Option<HostKind>,
     /// Payload of a full packet.
     pub mtu: Option<u32>,
     /// Headers of a data packet on the wire.
@@ -138,6 +154,8 @@ pub struct HostTable {
     pub cnp_interval: Option<Time>,
     /// Most bytes in flight of a QP; "0B": no limit.
     pub flight_limit: Option<Size>,
+    /// Most that a QP sends, on the wire; "0G": as fast as its port.
+    pub qp_rate: Option<Speed>,
     /// Cut serialisation to whole nanoseconds, as ns-3.17 does.
     pub ns3_quantum: Option<bool>,
 }

@@ -5,12 +5,12 @@ pub mod file;
 pub mod quantity;
 mod traffic;
 
-use super::model::{Marking, Model, Notification, Recovery};
-use super::time::Ps;
+use super::model::{EngineModel, Marking, Model, Notification, Recovery};
+use super::time::{Ps, Rate};
 use super::topology::{Topology, Wire};
 use super::workload::Mix;
 use super::world::{Fault, World};
-use file::{BalanceName, FaultKind, File, ModelName, RecoveryName, TopologyKind};
+use file::{BalanceName, FaultKind, File, HostKind, ModelName, RecoveryName, TopologyKind};
 use scalefabric_transport::congestion::Profile;
 use std::path::{Path, PathBuf};
 
@@ -293,6 +293,15 @@ impl Scenario {
                     up,
                 )
             }
+            TopologyKind::Pods => Topology::pods(
+                self.count(table.pods, "pods", 1, 4_096)?,
+                self.count(table.leaves, "leaves", 1, 1_024)?,
+                self.count(table.hosts_per_leaf, "hosts_per_leaf", 1, 1_024)?,
+                self.within(table.planes.unwrap_or(4), "topology.planes", 1, 64)?,
+                self.count(table.spines, "spines", 0, 1_024)?,
+                wire,
+                up,
+            ),
             TopologyKind::Csv => {
                 let file = self.need(table.file, "topology.file", "the name of a table")?;
                 let (text, shown) = self.table("topology.file", &file)?;
@@ -383,6 +392,9 @@ impl Scenario {
             };
         }
         model.host.flight_limit = host.flight_limit.map_or(model.host.flight_limit, |size| size.0);
+        if let Some(rate) = host.qp_rate {
+            model.host.qp_rate = (rate.0 != 0).then_some(Rate::new(rate.0, false));
+        }
         model.ns3_quantum = host.ns3_quantum.unwrap_or(model.ns3_quantum);
         self.build_switch(&mut model)?;
         let spread = model.switch.balance != super::model::Balance::Hash;
@@ -507,6 +519,38 @@ impl Scenario {
         }
         self.profile = profile;
         self.algorithm = name;
+        self.build_engine()
+    }
+
+    /// Hosts with the whole engine: what the light host only has is refused.
+    fn build_engine(&mut self) -> Result<(), Refusal> {
+        let host = &self.file.host;
+        if host.kind != Some(HostKind::Engine) {
+            return Ok(());
+        }
+        for (given, field) in [
+            (host.header_bytes.is_some(), "header_bytes"),
+            (host.recovery == Some(RecoveryName::Selective), "recovery"),
+            (host.flight_limit.is_some(), "flight_limit"),
+            (host.qp_rate.is_some(), "qp_rate"),
+            (host.ns3_quantum.is_some(), "ns3_quantum"),
+        ] {
+            if given {
+                return Err(self.refuse(&format!("host.{field}"), "counts only with kind = \"light\""));
+            }
+        }
+        if self.model.host.notification == Notification::InAck {
+            return Err(
+                self.refuse("host.kind", "the engine sends CNPs of its own; model = \"reference\" has them in ACKs")
+            );
+        }
+        if self.profile.needs_telemetry() {
+            let message = "switches here do not write the live trailer of telemetry: use \"light\" hosts for it";
+            return Err(self.refuse("host.kind", message));
+        }
+        let parameters = self.file.congestion.set.keys();
+        let parameters = parameters.filter_map(|name| Some((name.clone(), self.profile.get(name)?))).collect();
+        self.model.host.engine = Some(EngineModel { algorithm: self.algorithm.clone(), parameters });
         Ok(())
     }
 

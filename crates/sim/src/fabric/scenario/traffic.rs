@@ -182,6 +182,7 @@ impl Maker<'_> {
             shape,
             start,
             priority,
+            binding: None,
         })
     }
 }

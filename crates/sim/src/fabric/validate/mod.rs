@@ -3,6 +3,7 @@
 
 mod closed_form;
 mod published;
+mod rebinding;
 mod reference;
 pub mod trial;
 
@@ -80,9 +81,11 @@ pub fn groups(scope: Scope) -> Vec<Group> {
         ("go-back-N under loss", reference::go_back_n),
         ("FB_Hadoop 50 % on 32 hosts", reference::fb_star32),
         ("WebSearch 50 % on 32 hosts", reference::ws_star32),
+        ("rebinding of QPs", rebinding::checks),
     ];
     if scope.long {
         groups.push(("FB_Hadoop 30 % on 320 hosts, published", published::checks));
+        groups.push(("rebinding of QPs on 128 nodes", rebinding::long));
     }
     groups
 }

@@ -4,6 +4,8 @@
 use super::super::time::Ps;
 use super::super::world::{Message, Notice, Post, Workload};
 use super::{Figure, Job};
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// How the values travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,29 @@ pub enum Shape {
         /// Bytes of a piece.
         piece: u64,
     },
+}
+
+/// By which ports a QP between two neighbours of a ring goes, and by which path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Sending host: a port of the node that sends.
+    pub from: u32,
+    /// Receiving host.
+    pub to: u32,
+    /// UDP source port: with the hosts, what switches hash.
+    pub source_port: u16,
+    /// The QP: of its own for each way that a connection has had.
+    pub lane: u32,
+}
+
+/// The ways of a ring that may change while it runs, bucket after bucket without end: a message takes the way that stands here when it is posted, so that what is on
+/// its way on the old QP ends there. Shared by the ring and by whoever moves its QPs.
+#[derive(Clone, Debug, Default)]
+pub struct Binding {
+    /// For each channel and sending member: channel x members + member.
+    pub ways: Vec<Way>,
+    /// How many buckets are begun.
+    pub begun: u32,
 }
 
 /// What to do.
@@ -36,6 +61,9 @@ pub struct Plan {
     pub start: Ps,
     /// Priority of its packets.
     pub priority: u8,
+    /// Rings without end, whose ways may change; [`Plan::buckets`] and [`Plan::bytes`] give only the size of a bucket. None: each channel goes by the hosts of its
+    /// members.
+    pub binding: Option<Rc<RefCell<Binding>>>,
 }
 
 /// State of one bucket on one channel at one member: what has arrived.
@@ -87,7 +115,15 @@ impl AllReduce {
     }
 
     fn total(&self) -> u32 {
-        self.plan.buckets * self.plan.iterations
+        match &self.plan.binding {
+            Some(_) => u32::MAX,
+            None => self.plan.buckets * self.plan.iterations,
+        }
+    }
+
+    /// Buckets of an iteration: bound rings have only one.
+    fn iteration(&self) -> u32 {
+        if self.plan.binding.is_some() { u32::MAX } else { self.plan.buckets }
     }
 
     fn share(&self) -> u64 {
@@ -106,20 +142,25 @@ impl AllReduce {
         &mut self.progress[index]
     }
 
-    fn post(&mut self, place: usize, channel: usize, from: usize, to: usize, way: u64, posts: &mut Vec<Post>) {
+    fn post(&mut self, place: usize, channel: usize, from: usize, to: usize, direction: u64, posts: &mut Vec<Post>) {
         let bytes = match self.plan.shape {
             Shape::Ring => self.share().div_ceil(self.members as u64),
             Shape::Tree { piece } => piece.min(self.share()),
         };
         let hosts = &self.plan.channels[channel];
+        let way = match &self.plan.binding {
+            Some(binding) => binding.borrow().ways.get(channel * self.members + from).copied(),
+            None => None,
+        };
         self.open += 1;
         posts.push(Post {
-            from: hosts[from],
-            to: hosts[to],
+            from: way.map_or(hosts[from], |way| way.from),
+            to: way.map_or(hosts[to], |way| way.to),
             bytes: bytes.max(1),
             priority: self.plan.priority,
-            lane: Some(channel as u32),
-            tag: way << 55 | (place as u64) << 44 | (channel as u64) << 32 | (from as u64) << 16 | to as u64,
+            lane: Some(way.map_or(channel as u32, |way| way.lane)),
+            source_port: way.map(|way| way.source_port),
+            tag: direction << 55 | (place as u64) << 44 | (channel as u64) << 32 | (from as u64) << 16 | to as u64,
         });
     }
 
@@ -127,11 +168,14 @@ impl AllReduce {
         let overlap = self.missing.len() as u32;
         while self.opened < self.total() && self.opened - self.finished < overlap {
             // An iteration begins when the one before is done.
-            if self.opened.is_multiple_of(self.plan.buckets) && self.finished != self.opened {
+            if self.opened.is_multiple_of(self.iteration()) && self.finished != self.opened {
                 return;
             }
             let Some(place) = self.missing.iter().position(|missing| *missing == 0) else { return };
             self.opened += 1;
+            if let Some(binding) = &self.plan.binding {
+                binding.borrow_mut().begun = self.opened;
+            }
             self.missing[place] = (self.plan.channels.len() * self.members) as u32;
             for channel in 0..self.plan.channels.len() {
                 for member in 0..self.members {
@@ -242,7 +286,7 @@ impl Workload for AllReduce {
         }
         if self.missing[place] == 0 {
             self.finished += 1;
-            if self.finished.is_multiple_of(self.plan.buckets) {
+            if self.finished.is_multiple_of(self.iteration()) {
                 self.ends.push(now);
             }
             self.open_buckets(posts);
@@ -254,7 +298,8 @@ impl Workload for AllReduce {
     }
 
     fn bytes(&self) -> u64 {
-        2 * self.plan.bytes * (self.members as u64 - 1) * u64::from(self.plan.iterations)
+        let bucket = self.plan.bytes / u64::from(self.plan.buckets.max(1));
+        2 * bucket * (self.members as u64 - 1) * u64::from(self.total())
     }
 }
 

@@ -49,6 +49,7 @@ impl AllToAll {
             bytes: self.bytes,
             priority: self.priority,
             lane: Some(0),
+            source_port: None,
             tag: index as u64,
         });
     }

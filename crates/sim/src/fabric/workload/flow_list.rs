@@ -128,6 +128,7 @@ impl Workload for FlowList {
                 bytes: flow.bytes,
                 priority: self.priority,
                 lane: None,
+                source_port: None,
                 tag,
             });
             self.next += 1;

@@ -93,7 +93,15 @@ impl Workload for Storage {
         while let Some(operation) = self.operations.get(self.next).filter(|operation| operation.flow.start <= now) {
             let Flow { from, to, bytes, .. } = operation.flow;
             let bytes = if operation.is_read { REQUEST_BYTES } else { bytes };
-            posts.push(Post { from, to, bytes, priority: self.priority, lane: None, tag: self.next as u64 });
+            posts.push(Post {
+                from,
+                to,
+                bytes,
+                priority: self.priority,
+                lane: None,
+                source_port: None,
+                tag: self.next as u64,
+            });
             self.next += 1;
             self.open += 1;
         }
@@ -105,7 +113,15 @@ impl Workload for Storage {
         match notice {
             Notice::Delivered(_) if !is_data => {
                 let Flow { from, to, bytes, .. } = operation.flow;
-                posts.push(Post { from: to, to: from, bytes, priority: self.priority, lane: None, tag: message.tag });
+                posts.push(Post {
+                    from: to,
+                    to: from,
+                    bytes,
+                    priority: self.priority,
+                    lane: None,
+                    source_port: None,
+                    tag: message.tag,
+                });
             }
             // A read has ended when its data is here, a write when its ACK is.
             Notice::Delivered(_) if operation.is_read => {
