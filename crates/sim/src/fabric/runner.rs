@@ -35,6 +35,14 @@ fn run_recorded(
         recorder.timeline = Some(Timeline::new(&world).map_err(Refusal)?);
     }
     let end: End = world.run(&mut mix, scenario.until, &mut recorder);
+    match world.corrupted() {
+        0 => {}
+        count => {
+            return Err(Refusal(format!(
+                "{count} messages arrived with other bytes than were sent: a fault of the engine"
+            )));
+        }
+    }
     let report = Report::new(scenario, &world, &mix, &recorder, &end);
     Ok((report, recorder.timeline))
 }

@@ -234,6 +234,7 @@ fn all_reduce(shape: Shape, members: u32, bytes: u64, buckets: u32, channels: us
         shape,
         start: Ps::ZERO,
         priority: 3,
+        binding: None,
     }
 }
 

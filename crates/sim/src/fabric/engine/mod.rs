@@ -31,6 +31,8 @@ const CHUNK: usize = 1 << 20;
 const DEPTH: u32 = 32;
 /// Preamble 8, Ethernet 14 + 4, gap 12, IPv4 20, UDP 8: what is on the wire beside the datagram.
 const FRAME_BYTES: u32 = 66;
+/// What a turn that comes late may make up for: the engine's clock has whole nanoseconds, and a packet may wait for the wire.
+const BURST_BYTES: u32 = 8192;
 /// Turns of an engine at one moment, at most: one that is never done has a fault.
 const TURNS: u32 = 100_000;
 
@@ -202,6 +204,8 @@ impl EngineHost {
         // One packet of each QP in turn, as hardware does.
         config.budget.transmit_per_qp = 1;
         config.transport.max_inflight_bytes = 1 << 30;
+        // Receives are always posted: nobody waits for credits that were not told yet, as nobody does on the light host.
+        config.transport.advertise_credits = false;
         config.transport.ack_req_interval = model.host.ack_every;
         if let Notification::Packets { interval } = model.host.notification {
             config.transport.cnp_interval_ns = interval.as_ns();
@@ -246,7 +250,7 @@ fn congestion(
         return Ok(congestion);
     }
     let mut text = format!(
-        "algorithm = {:?}\nline_rate_gbps = {}\nburst_bytes = 0\n[parameters]\n",
+        "algorithm = {:?}\nline_rate_gbps = {}\nburst_bytes = {BURST_BYTES}\n[parameters]\n",
         engine.algorithm,
         line_bps as f64 / 1e9
     );
@@ -293,7 +297,8 @@ impl World {
             deadline = turn.next_deadline;
             let refused = own.port.waiting().refused;
             let completed = self.take_completions(&mut engines, host);
-            if !completed && (!turn.ready || refused) {
+            // What has just left may have made room for a QP that found none.
+            if !completed && (refused || !turn.ready && !turn.progressed) {
                 break;
             }
         }
@@ -376,7 +381,8 @@ impl World {
         any
     }
 
-    /// Brings what the engine wants to send to the queues of its port: answers all, of data so much that the wire does not stop.
+    /// Brings what the engine wants to send to the queues of its port: answers all, of data two packets: the second sees
+    /// to it that the port asks again.
     pub(super) fn feed_port(&mut self, index: u32, node: u32) {
         let Some(engines) = &mut self.engines else { return };
         let own = engines.hosts[node as usize].port.clone();
@@ -388,7 +394,7 @@ impl World {
                 None => {
                     let Some(frame) = waiting.data.front() else { break };
                     let queue = &self.ports[index as usize].queues[usize::from(frame.traffic_class >> 5)];
-                    if queue.bytes > self.model.host.mtu {
+                    if queue.bytes >= 2 * self.model.host.mtu {
                         break;
                     }
                     was_refused |= std::mem::take(&mut waiting.refused);

@@ -5,6 +5,7 @@ pub mod file;
 pub mod quantity;
 mod traffic;
 
+use super::engine::MOST_HOSTS;
 use super::model::{EngineModel, Marking, Model, Notification, Recovery};
 use super::time::{Ps, Rate};
 use super::topology::{Topology, Wire};
@@ -12,6 +13,7 @@ use super::workload::Mix;
 use super::world::{Fault, World};
 use file::{BalanceName, FaultKind, File, HostKind, ModelName, RecoveryName, TopologyKind};
 use scalefabric_transport::congestion::Profile;
+use scalefabric_verbs::Mtu;
 use std::path::{Path, PathBuf};
 
 /// Time that a scenario without `until` may take.
@@ -543,6 +545,14 @@ impl Scenario {
             return Err(
                 self.refuse("host.kind", "the engine sends CNPs of its own; model = \"reference\" has them in ACKs")
             );
+        }
+        if self.topology.hosts > MOST_HOSTS {
+            let message = format!("there are {} hosts; engines run on at most {MOST_HOSTS}", self.topology.hosts);
+            return Err(self.refuse("host.kind", &message));
+        }
+        if Mtu::from_bytes(self.model.host.mtu).is_none() {
+            let message = format!("is {}; engines know 256, 512, 1024, 2048 and 4096", self.model.host.mtu);
+            return Err(self.refuse("host.mtu", &message));
         }
         if self.profile.needs_telemetry() {
             let message = "switches here do not write the live trailer of telemetry: use \"light\" hosts for it";
