@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Outcome {
         return process::run(cargo().args(build).args(&options.arguments));
     }
     if options.same_host {
-        let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "same_host", "--"];
+        let build = ["run", "--release", "--quiet", "--package", "scalefabric-nic", "--example", "same_host", "--"];
         return process::run(cargo().args(build).args(&options.arguments));
     }
     if options.control {

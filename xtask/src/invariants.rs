@@ -53,6 +53,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/provider.rs",
             "crates/nic/src/post.rs",
             "crates/nic/tests/",
+            "crates/nic/examples/",
             "crates/cli/src/bench/datagram.rs",
             "crates/cli/src/perf/heap.rs",
             "crates/fabric/src/fork.rs",

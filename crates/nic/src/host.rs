@@ -82,6 +82,7 @@ impl Fabric {
     }
 
     /// Places a completion; true if the CQ has overrun.
+    #[inline(always)]
     fn complete(&mut self, now: Time, cq: u32, wc: &WorkCompletion, solicited: bool) -> bool {
         let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
         let pushed = entry.producer.push_at(wc, solicited, now.0);
@@ -96,6 +97,7 @@ impl Fabric {
     }
 
     /// What follows from a completion beside that it is there.
+    #[cold]
     fn finish_push(&mut self, now: Time, cq: u32, pushed: Pushed) -> bool {
         let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
         let (notify, overrun) = match pushed {
@@ -284,6 +286,14 @@ impl QpHost<'_, '_> {
         }
     }
 
+    /// Makes the primary route anew if the tables have changed. Before an answer there was a request.
+    pub(crate) fn renew_primary(&mut self, dest_qp: Qpn, answer: bool) {
+        let route = &self.side.routes[0];
+        if !answer && route.generation != self.fabric.tables.generation() && route.av.port_num != 0 {
+            self.renew_route(0, dest_qp);
+        }
+    }
+
     #[cold]
     fn renew_route(&mut self, which: usize, dest_qp: Qpn) {
         let old = self.side.routes[which];
@@ -413,7 +423,7 @@ fn xrc_srq(srqs: &Slots<Arc<SrqShared>>, srqn: Srqn, xrcd: Option<u32>) -> Optio
 
 /// Copies a payload into the packet.
 #[inline]
-fn fill(
+pub(crate) fn fill(
     side: &QpSide,
     srqs: &Slots<Arc<SrqShared>>,
     memory: &Access<'_>,
@@ -448,7 +458,7 @@ fn datagram_place(av: &AddressVector, qpn: Qpn) -> usize {
     (key.wrapping_mul(0x9e37_79b1) >> 24) as usize % DATAGRAM_ROUTES
 }
 
-fn payload_len(payload: &Payload<'_>) -> usize {
+pub(crate) fn payload_len(payload: &Payload<'_>) -> usize {
     match payload {
         Payload::None => 0,
         Payload::Wqe { length, .. } => *length as usize,
@@ -478,6 +488,7 @@ impl Host for QpHost<'_, '_> {
         }
     }
 
+    #[inline(always)]
     fn complete_send(&mut self, wc: &WorkCompletion) {
         if self.side.send_cq != NO_CQ {
             self.side.cq_overrun |= self.fabric.complete(self.now, self.side.send_cq, wc, false);
@@ -593,6 +604,15 @@ impl Host for QpHost<'_, '_> {
     #[inline]
     fn may_execute_directly(&self) -> bool {
         self.fabric.direct.is_some() && !self.side.direct.is_wire(self.now)
+    }
+
+    #[inline]
+    fn shows(&self) -> bool {
+        self.has_tape()
+    }
+
+    fn show(&mut self, packet: &Outgoing, payload: Payload<'_>, answer: bool) {
+        self.record(packet, payload, answer);
     }
 
     #[inline]

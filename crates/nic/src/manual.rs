@@ -38,6 +38,11 @@ impl ManualNic {
         Self::build(config, ports, seed, Some(setup))
     }
 
+    /// From now on who posts a request to a QP of this NIC executes it at once, as on a NIC that its callers drive; else turns do.
+    pub fn execute_at_once(&self) {
+        self.core.execute_at_once();
+    }
+
     fn build(
         config: NicConfig,
         ports: Vec<Box<dyn Port>>,

@@ -1,22 +1,24 @@
 //! Step 2 of the walk: work requests become WQEs in a ring, and the doorbell rings once for a chain.
 //!
 //! What can be refused at once is refused here, with the errno that libibverbs gives and the index of the WR at fault; what
-//! was before it in the chain is posted. No lock but the ring's own is taken, nothing is allocated.
+//! was before it in the chain is posted. No lock but the ring's own is waited for, nothing is allocated. One-sided requests to a peer on this
+//! host skip the ring where nothing stands before them.
 
 use std::sync::atomic::{Ordering, fence};
 
-use scalefabric_transport::host::WqeOp;
+use scalefabric_transport::host::{SendWqe, WqeOp};
 use scalefabric_verbs::operation::{SglUse, op_allowed};
 use scalefabric_verbs::{
     BindMw, Errno, MemoryRegion, MwType, OpKind, PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr,
     VerbsError,
 };
 
+use crate::engine::direct::{CHUNK, Local, ROOM, Requests};
 use crate::engine::drive::Core;
 use crate::engine::entry::{QpShared, SrqShared};
 use crate::memory::{Bind, PdId, ensure_here, gather_raw};
 use crate::objects::{AhObject, MrObject, MwObject};
-use crate::ring::{Refusal, SendData, SendEntry, SendPoster};
+use crate::ring::{Refusal, SendData, SendEntry, SendPoster, SendRing, message_length};
 
 /// Inline bytes that any QP can have; `DeviceAttr::max_inline_data` is never more.
 pub const MAX_INLINE: usize = 1024;
@@ -40,7 +42,111 @@ impl Refusal {
 
 /// Posts a chain of send WRs. `raw`: INLINE WRs may name their bytes by SGEs, which the caller vouches for. `whole`: if one
 /// is refused, none is posted.
+#[inline]
 pub(crate) fn post_send(
+    core: &Core,
+    qp: &QpShared,
+    pd: PdId,
+    chain: &[SendWr<'_>],
+    raw: bool,
+    whole: bool,
+) -> Result<(), PostError> {
+    // What is executed cannot be taken back.
+    let may = qp.is_direct() && chain.first().is_some_and(|wr| is_one_sided(&wr.op)) && !(whole && chain.len() > 1);
+    let done = if may { post_unqueued(core, qp, chain, raw) } else { 0 };
+    if done > 0 && done == chain.len() {
+        return Ok(());
+    }
+    post_queued(core, qp, pd, &chain[done..], raw, whole)
+        .map_err(|error| PostError { index: error.index + done, ..error })
+}
+
+#[inline]
+fn is_one_sided(op: &SendOp<'_>) -> bool {
+    use SendOp::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, Write};
+    matches!(op, Write { .. } | Read { .. } | CompareSwap { .. } | FetchAdd { .. } | AtomicWrite { .. } | Flush { .. })
+}
+
+#[inline]
+fn is_gathered(op: &SendOp<'_>) -> bool {
+    matches!(op, SendOp::Write { .. } | SendOp::AtomicWrite { .. })
+}
+
+/// Executes the WRs at the head of a chain, whose peer is on this host, without writing a WQE, until one needs it; how many are done.
+#[inline]
+fn post_unqueued(core: &Core, qp: &QpShared, chain: &[SendWr<'_>], raw: bool) -> usize {
+    let Some(ring) = &qp.send else { return 0 };
+    let config = core.config();
+    if !config.rules.without.is_empty() {
+        return 0;
+    }
+    core.execute_unqueued(qp, &Chain { qp, ring, chain, raw, max_sge_rd: config.attr.max_sge_rd as usize })
+}
+
+/// A chain of WRs, as requests that need no WQE.
+struct Chain<'c, 'w> {
+    qp: &'c QpShared,
+    ring: &'c SendRing,
+    chain: &'c [SendWr<'w>],
+    raw: bool,
+    max_sge_rd: usize,
+}
+
+impl Requests for Chain<'_, '_> {
+    #[inline(always)]
+    fn request<'b>(&'b self, n: usize, wqe: &mut SendWqe, room: &'b mut [u8; ROOM]) -> Option<Local<'b>> {
+        let wr = self.chain.get(n)?;
+        let fits = wr.sg_list.len() <= self.max_sge_rd || is_gathered(&wr.op);
+        if fits { unqueued(self.qp, self.ring, wr, self.raw, wqe, room) } else { None }
+    }
+}
+
+/// Fills in a WR as a request that needs no WQE; `None` for one that is too long for that, or that has to be refused.
+#[inline(always)]
+fn unqueued<'b>(
+    qp: &QpShared,
+    ring: &SendRing,
+    wr: &'b SendWr<'_>,
+    raw: bool,
+    wqe: &mut SendWqe,
+    room: &'b mut [u8; ROOM],
+) -> Option<Local<'b>> {
+    if !is_one_sided(&wr.op) {
+        return None;
+    }
+    let (length, local) = if matches!(wr.op, SendOp::Flush { .. }) {
+        (0, Local::Sges(&[]))
+    } else if wr.flags.contains(SendFlags::INLINE) {
+        let bytes: &[u8] = match (wr.sg_list, raw) {
+            ([], _) => wr.inline_data,
+            (list, true) => {
+                let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+                let out = room.get_mut(..usize::try_from(length).ok()?)?;
+                // SAFETY: only `post_send_raw` leads here, whose caller vouches for the SGEs of INLINE WRs.
+                unsafe { gather_raw(list, out) }.ok()?;
+                out
+            }
+            (_, false) => return None,
+        };
+        if !is_gathered(&wr.op) || bytes.len() > ring.max_inline() as usize {
+            return None;
+        }
+        (bytes.len() as u32, Local::Inline(bytes))
+    } else {
+        if !wr.inline_data.is_empty() || wr.sg_list.len() > ring.max_sge() as usize {
+            return None;
+        }
+        (message_length(wr.sg_list).filter(|&length| length <= CHUNK)?, Local::Sges(wr.sg_list))
+    };
+    wqe.flags = if qp.sq_sig_all { wr.flags | SendFlags::SIGNALED } else { wr.flags };
+    wqe.wr_id = wr.wr_id;
+    wqe.op = wqe_op(&wr.op);
+    wqe.length = length;
+    Some(local)
+}
+
+/// Posts a chain by way of the send queue.
+fn post_queued(
     core: &Core,
     qp: &QpShared,
     pd: PdId,
@@ -245,6 +351,7 @@ fn bind_of(bind: &BindMw<'_>, mw_type: MwType) -> Result<Bind, &'static str> {
     Ok(Bind { mw_type, rkey, mr, addr: bind.addr, length: bind.length, access: bind.access })
 }
 
+#[inline]
 fn wqe_op(op: &SendOp<'_>) -> WqeOp {
     match *op {
         SendOp::Send => WqeOp::Send,

@@ -29,7 +29,7 @@ use crate::netlink;
 use crate::objects::NicContext;
 use crate::options::{Options, RequestPath};
 use crate::port::Port;
-use crate::port::capture::{Capture, CapturePort};
+use crate::port::capture::{Capture, CapturePort, Tape};
 use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
 use crate::process;
@@ -272,6 +272,7 @@ impl OpenDevice {
         let mut faults = Vec::new();
         let mut ports: Vec<Box<dyn Port>> = Vec::new();
         let mut counters: Vec<CountersHandle> = Vec::new();
+        let mut tapes = Vec::new();
         for index in 0..plan.ports.len() {
             let udp = UdpOptions {
                 index: index as u8,
@@ -282,6 +283,7 @@ impl OpenDevice {
             };
             let port = UdpPort::new(membership.sockets(index).clone(), membership.neighbours(index), udp);
             let tape = capture.as_ref().map(|capture| capture.tape(&format!("{name}/{}", index + 1)));
+            tapes.extend(tape.clone());
             ports.push(match (&device_faults, tape) {
                 (Some(FaultSetup { spec, watch, .. }), tape) => {
                     // Two ports must not have the same luck.
@@ -300,7 +302,7 @@ impl OpenDevice {
         config.polling = options.polling(&plan.info.name)?;
         let polling = config.polling;
         config.transport.telemetry = config.congestion.has_telemetry();
-        let direct = direct(options, &membership);
+        let direct = direct(options, &membership, tapes);
         let packets_because = direct.as_ref().err().cloned();
         let core = match direct {
             Ok(setup) => Core::new_direct(config, ports, counters, setup)?,
@@ -361,7 +363,7 @@ impl OpenDevice {
 }
 
 /// What the same-host path needs, or why all requests are packets.
-fn direct(options: &Options, membership: &Membership) -> Result<Setup, String> {
+fn direct(options: &Options, membership: &Membership, tapes: Vec<Tape>) -> Result<Setup, String> {
     let neighbours = membership.neighbourhood().ok_or("this process could not make a file to share with others")?;
     if options.path == RequestPath::Wire {
         return Err("path is \"wire\"".into());
@@ -369,16 +371,13 @@ fn direct(options: &Options, membership: &Membership) -> Result<Setup, String> {
     if options.faults.is_some() {
         return Err("faults happen to packets".into());
     }
-    if options.capture.is_some() {
-        return Err("a capture shows packets".into());
-    }
     if let Some(personality) = options.personality {
         return Err(format!("the personality {:?} shapes what is on the wire", personality.name));
     }
     if !options.worker {
         return Err("without a worker nobody would notice that another process is gone".into());
     }
-    Ok(Setup { file: neighbours.file().clone(), neighbours: Some(neighbours.clone()) })
+    Ok(Setup { file: neighbours.file().clone(), neighbours: Some(neighbours.clone()), tapes })
 }
 
 /// What the engine is told about the device.

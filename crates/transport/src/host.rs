@@ -349,6 +349,14 @@ pub trait Host {
         true
     }
 
+    /// Whether somebody watches: then [`Host::show`] hears of each packet that a request which was executed at once would have needed.
+    #[inline]
+    fn shows(&self) -> bool {
+        false
+    }
+    /// A packet that was not needed. `answer`: it would have come from the peer. The payload of an atomic's answer is where its result was written.
+    fn show(&mut self, _packet: &Outgoing, _payload: Payload<'_>, _answer: bool) {}
+
     /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError>;
     /// The same with a telemetry trailer behind the ICRC ([`crate::congestion::int`]). A host whose packets have none sends the

@@ -34,4 +34,5 @@ pub use host::{
     RemoteAccess, SendWqe, WqeOp,
 };
 pub use queue_pair::{Config, Next, QueuePair};
+pub use requester::direct::Traffic;
 pub use time::Time;

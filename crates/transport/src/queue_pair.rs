@@ -11,7 +11,7 @@ use crate::admission::{self, Receiver};
 use crate::congestion::{Controller, Event, Invalid, Profile, Route};
 use crate::context::{Context, Fatal};
 use crate::counter::Counter;
-use crate::host::{Host, Incoming};
+use crate::host::{Direct, Host, Incoming, SendWqe};
 use crate::migration;
 use crate::requester::control::Controlled;
 use crate::requester::{Requester, Stop};
@@ -229,6 +229,26 @@ impl QueuePair {
     pub fn transmit_directly<H: Host>(&mut self, host: &mut H, mut budget: usize) -> bool {
         match self.requester.transmit_directly(&self.ctx, host, &mut budget) {
             Ok(all) => all,
+            Err(stop) => {
+                self.stop(host, stop);
+                true
+            }
+        }
+    }
+
+    /// Lets `execute` do a request that is posted and stands in no queue. `posted` is the index that the next WQE of the send queue will have:
+    /// nothing may be waiting there. `execute` gets the attributes and the number of the request's PSNs. False if the request has to be queued:
+    /// then nothing was done.
+    #[inline(always)]
+    pub fn execute_unqueued<H: Host>(
+        &mut self,
+        host: &mut H,
+        posted: u32,
+        wqe: &SendWqe,
+        execute: impl FnOnce(&mut H, &QpAttr, u32) -> Direct,
+    ) -> bool {
+        match self.requester.execute_unqueued(&self.ctx, host, posted, wqe, execute) {
+            Ok(done) => done,
             Err(stop) => {
                 self.stop(host, stop);
                 true

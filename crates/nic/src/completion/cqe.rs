@@ -49,16 +49,16 @@ impl Cqe {
         self.0[TIME].store(now_ns, Ordering::Relaxed);
     }
 
-    /// `None` if it was forgotten.
+    /// Takes it out; false, and nothing is changed, if it was forgotten.
     #[inline]
-    pub fn read(&self) -> Option<WorkCompletion> {
+    pub fn read_into(&self, out: &mut WorkCompletion) -> bool {
         let (what, how) = self.get(1);
         if u64::from(how) << 32 & FORGOTTEN != 0 {
-            return None;
+            return false;
         }
         let ((vendor_err, byte_len), (imm, invalidated_rkey)) = (self.get(2), self.get(3));
         let (qp_num, src_qp) = self.get(4);
-        Some(WorkCompletion {
+        *out = WorkCompletion {
             wr_id: self.0[0].load(Ordering::Relaxed),
             status: status(what as u8),
             opcode: opcode((what >> 8) as u8),
@@ -72,7 +72,8 @@ impl Cqe {
             pkey_index: self.get(5).0 as u16,
             sl: (how >> 16) as u8 & 15,
             timestamp_ns: self.0[TIME].load(Ordering::Relaxed),
-        })
+        };
+        true
     }
 
     pub fn qpn(&self) -> Qpn {
@@ -169,11 +170,13 @@ mod tests {
                     timestamp_ns: 0,
                 };
                 cqe.write(&wc);
-                assert_eq!(cqe.read(), Some(wc));
+                let mut out = WorkCompletion::default();
+                assert!(cqe.read_into(&mut out));
+                assert_eq!(out, wc);
             }
         }
         assert_eq!(size_of::<Cqe>(), 64);
         cqe.forget();
-        assert_eq!(cqe.read(), None);
+        assert!(!cqe.read_into(&mut WorkCompletion::default()));
     }
 }

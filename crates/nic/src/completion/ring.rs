@@ -14,10 +14,13 @@ use std::sync::{Arc, OnceLock};
 use scalefabric_verbs::{Qpn, WcStatus, WorkCompletion};
 
 use super::cqe::Cqe;
-use crate::ring::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, fence, lock};
+use crate::ring::Latch;
+use crate::ring::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// Entries of the first segment.
 const FIRST_SEGMENT: u64 = if cfg!(loom) { 2 } else { 64 };
+/// Segments, at most: the last alone would hold more than any queue may.
+const SEGMENTS: usize = 24;
 
 /// Makes a queue of at least `cqe` entries (at least 1). `events`: whether it has a channel; without one, arming does
 /// nothing and placing a completion needs no fence.
@@ -48,9 +51,12 @@ pub fn completion_queue_with(cqe: u32, events: bool, shape: Shape) -> (Producer,
         solicited: AtomicU64::new(0),
         overrun: AtomicBool::new(false),
         events,
-        poller: Mutex::new(segment.clone()),
+        latch: Latch::new(),
+        segments: [const { OnceLock::new() }; SEGMENTS],
+        first: AtomicU32::new(0),
     });
-    (Producer { ring: ring.clone(), segment, placed: 0, shape, hidden: 0, solicited: false }, ring)
+    let _ = ring.segments[0].set(segment.clone());
+    (Producer { ring: ring.clone(), segment, last: 0, placed: 0, shape, hidden: 0, solicited: false }, ring)
 }
 
 /// A part of the storage. It holds the entries from `start` to `end`, each at its number modulo its size.
@@ -60,15 +66,15 @@ struct Segment {
     entries: Box<[Cqe]>,
     /// First entry that is in the next segment; `u64::MAX` while this is the last.
     end: AtomicU64,
-    next: OnceLock<Arc<Segment>>,
 }
 
 impl Segment {
     fn new(start: u64, size: u64) -> Self {
         let entries = (0..size).map(|_| Cqe::new()).collect();
-        Self { start, entries, end: AtomicU64::new(u64::MAX), next: OnceLock::new() }
+        Self { start, entries, end: AtomicU64::new(u64::MAX) }
     }
 
+    #[inline]
     fn entry(&self, number: u64) -> &Cqe {
         &self.entries[(number & (self.entries.len() as u64 - 1)) as usize]
     }
@@ -103,6 +109,8 @@ const ARMED_NEXT: u8 = 2;
 pub struct Producer {
     ring: Arc<CompletionRing>,
     segment: Arc<Segment>,
+    /// Its index.
+    last: usize,
     placed: u64,
     shape: Shape,
     /// The last so many that were placed are not shown yet.
@@ -129,7 +137,7 @@ impl Producer {
 
     /// Places a completion. `solicited`: it also satisfies a request for solicited completions only (a failed one does
     /// so by itself). `now_ns`: the time, for queues with timestamps.
-    #[inline]
+    #[inline(always)]
     pub fn push_at(&mut self, wc: &WorkCompletion, solicited: bool, now_ns: u64) -> Pushed {
         if self.ring.overrun.load(Ordering::Relaxed) {
             return Pushed::Lost;
@@ -181,7 +189,7 @@ impl Producer {
         if solicited {
             self.ring.solicited.store(self.placed, Ordering::Release);
         }
-        fence(Ordering::SeqCst);
+        full_fence();
         let wanted = if solicited { ARMED_SOLICITED } else { ARMED_NEXT };
         self.ring.armed.load(Ordering::Relaxed) >= wanted && self.ring.disarm(self.placed)
     }
@@ -189,8 +197,9 @@ impl Producer {
     #[cold]
     fn grow(&mut self) {
         let next = Arc::new(Segment::new(self.placed, self.segment.entries.len() as u64 * 2));
-        // The poller looks at `next` only after it has seen `end`.
-        let _ = self.segment.next.set(next.clone());
+        self.last += 1;
+        // The poller looks there only after it has seen `end`.
+        let _ = self.ring.segments[self.last].set(next.clone());
         self.segment.end.store(self.placed, Ordering::Release);
         self.segment = next;
     }
@@ -243,8 +252,12 @@ pub struct CompletionRing {
     solicited: AtomicU64,
     overrun: AtomicBool,
     events: bool,
-    /// The segment from which the next completion is taken, and the lock of those who poll.
-    poller: Mutex<Arc<Segment>>,
+    /// Of those who poll.
+    latch: Latch,
+    /// Those that there were; a segment that is drained stays, and all before the last together are no larger than it.
+    segments: [OnceLock<Arc<Segment>>; SEGMENTS],
+    /// Index of the one from which the next completion is taken. Only the latch's holder uses it.
+    first: AtomicU32,
 }
 
 impl CompletionRing {
@@ -277,18 +290,18 @@ impl CompletionRing {
             // Read after `placed`: a completion placed before the overrun is not passed over by another poller's look.
             return if self.has_overrun() && self.is_empty() { Polled::Overrun } else { Polled::Some(0) };
         }
-        let mut segment = lock(&self.poller);
+        let _held = self.latch.hold();
         let (start, placed) = (self.taken.load(Ordering::Relaxed), self.placed.load(Ordering::Acquire));
         let (mut number, mut count) = (start, 0);
+        let mut index = self.first.load(Ordering::Relaxed);
+        let mut segment = self.segment(index);
         while number != placed && count < out.len() {
             if number == segment.end.load(Ordering::Acquire) {
-                let next = segment.next.get().expect("a segment that has ended has a next").clone();
-                *segment = next;
+                index += 1;
+                segment = self.segment(index);
+                self.first.store(index, Ordering::Relaxed);
             }
-            if let Some(wc) = segment.entry(number).read() {
-                out[count] = wc;
-                count += 1;
-            }
+            count += usize::from(segment.entry(number).read_into(&mut out[count]));
             number += 1;
         }
         // Release: our reads come before the producer's next writes to those entries.
@@ -296,15 +309,22 @@ impl CompletionRing {
         Polled::Some(count)
     }
 
+    #[inline]
+    fn segment(&self, index: u32) -> &Segment {
+        self.segments[index as usize].get().expect("a segment that has ended has a next")
+    }
+
     /// Drops the completions of a QP that is destroyed or reset, which must never be seen again (clause 10.2.4.4). The
     /// caller holds the engine's lock, so nothing is placed meanwhile.
     pub fn forget_qp(&self, qpn: Qpn) {
-        let first = lock(&self.poller);
+        let _held = self.latch.hold();
         let (start, placed) = (self.taken.load(Ordering::Relaxed), self.placed.load(Ordering::Acquire));
-        let mut segment: &Arc<Segment> = &first;
+        let mut index = self.first.load(Ordering::Relaxed);
+        let mut segment = self.segment(index);
         for number in start..placed {
             if number == segment.end.load(Ordering::Acquire) {
-                segment = segment.next.get().expect("a segment that has ended has a next");
+                index += 1;
+                segment = self.segment(index);
             }
             if segment.entry(number).qpn() == qpn {
                 segment.entry(number).forget();
@@ -325,7 +345,7 @@ impl CompletionRing {
         let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED_NEXT };
         let wanted = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
         // Against the fence of `tell`: either the engine sees the request, or we see what it placed.
-        fence(Ordering::SeqCst);
+        full_fence();
         let come = if wanted == ARMED_SOLICITED { &self.solicited } else { &self.placed }.load(Ordering::Acquire);
         let heard_of = self.taken.load(Ordering::Acquire).max(self.told.load(Ordering::Acquire));
         come > heard_of && self.disarm(come)

@@ -8,7 +8,7 @@
 //! fences are ordered. If the accessor's comes first, the owner sees the hazard and waits. If the owner's comes first, the
 //! accessor sees that key or gate is bad and does not touch. `loom_tests.rs` tries all interleavings.
 
-use crate::ring::atomic::{AtomicU64, Ordering, fence};
+use crate::ring::atomic::{AtomicU64, Ordering, full_fence};
 
 /// What an accessor touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +63,16 @@ impl Hazard {
     /// One caller at a time.
     #[inline]
     pub fn publish(&self, claim: Claim) -> Published<'_> {
+        let published = self.announce(claim);
+        full_fence();
+        published
+    }
+
+    /// As [`Hazard::publish`], for a caller that puts a full fence behind it before it looks at anything.
+    #[inline]
+    pub fn announce(&self, claim: Claim) -> Published<'_> {
         let number = (self.word.load(Ordering::Relaxed) >> NUMBER).wrapping_add(1);
         self.word.store(claim.pack() | number << NUMBER, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
         Published(self)
     }
 

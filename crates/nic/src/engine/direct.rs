@@ -5,22 +5,33 @@
 //! own NAK, counters and events: that is possible because a request comes here only while nothing else of the QP is under way, and takes no
 //! PSN. How another process is kept from touching what was taken away says `direct/`.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
-use scalefabric_transport::host::{AtomicOp, Direct, Host as _, RemoteAccess, SendWqe, WqeOp};
-use scalefabric_transport::{Counter, Time};
-use scalefabric_verbs::{AccessFlags, FlushLevel, FlushPlacement, MigState, QpAttr, QpState, QpType, RKey, WcStatus};
+use scalefabric_transport::host::{Direct, SendWqe, WqeOp};
+use scalefabric_transport::{Counter, Time, Traffic};
+use scalefabric_verbs::{MigState, QpAttr, QpState, QpType};
 
 use super::entry::{QpShared, QpSide};
 use super::{Engine, Nic};
-use crate::direct::{Claim, Gate, Open, Terms};
+use crate::direct::{Claim, Gate, Open, Published, Terms};
 use crate::host::QpHost;
-use crate::memory::{Access, Grant, Neighbour, OwnFile, PdId, Peer, Source};
+use crate::memory::{MemoryTable, Neighbour, OwnFile, Peer};
+use crate::port::capture::Tape;
+use crate::ring::atomic::full_fence;
 use crate::share::neighbourhood::Neighbourhood;
 use crate::tables::Tables;
 
+mod request;
+mod shown;
+mod unqueued;
+
+pub(crate) use request::Local;
+use request::{Request, needs, rkey_of};
+pub(crate) use unqueued::{ROOM, Requests};
+
 /// Bytes that are copied behind one hazard: who deregisters waits for no longer than that.
-const CHUNK: u32 = 512 << 10;
+pub(crate) const CHUNK: u32 = 512 << 10;
 
 /// How long a peer that cannot be reached directly is not looked for again, ns.
 const LOOK_NS: u64 = 1_000_000;
@@ -32,12 +43,14 @@ pub struct Setup {
     pub file: Arc<OwnFile>,
     /// The other processes of the device, if there are any.
     pub neighbours: Option<Arc<Neighbourhood>>,
+    /// A capture's, one for each port: they hear of the packets that were not needed. None without a capture.
+    pub tapes: Vec<Tape>,
 }
 
 impl Setup {
     /// Only between QPs of one process.
     pub fn alone() -> std::io::Result<Self> {
-        Ok(Self { file: OwnFile::new()?, neighbours: None })
+        Ok(Self { file: OwnFile::new()?, neighbours: None, tapes: Vec::new() })
     }
 }
 
@@ -71,14 +84,87 @@ pub struct OpenRoute {
     open: Open,
     /// Generation of the tables that were looked at.
     tables: u32,
+    /// The key that was used last, and its place in the peer's table.
+    last_key: Cell<(u32, u32)>,
+    /// This process's gates.
+    file: Arc<OwnFile>,
+    /// The other processes.
+    others: Option<Arc<Neighbourhood>>,
 }
 
 impl OpenRoute {
-    fn gate<'a>(&'a self, file: &'a OwnFile) -> &'a Gate {
+    #[inline]
+    fn gate(&self) -> &Gate {
         match &self.neighbour {
             Some(neighbour) => neighbour.gate(self.qp),
-            None => file.gate(self.qp),
+            None => self.file.gate(self.qp),
         }
+    }
+
+    /// Place of a key in the peer's table. Most requests have the key of the one before.
+    #[inline]
+    fn slot_of(&self, table: &MemoryTable, key: u32) -> u32 {
+        let (last, slot) = self.last_key.get();
+        if last == key {
+            return slot;
+        }
+        let slot = match &self.neighbour {
+            Some(neighbour) => neighbour.slot_of(key),
+            None => table.slot_of(key),
+        };
+        self.last_key.set((key, slot));
+        slot
+    }
+
+    /// Announces what of the peer is about to be touched, which the caller puts a full fence behind; nothing is needed where the peer is this
+    /// process. `Err`: it may not be touched.
+    #[inline(always)]
+    fn announce(&self, slot: u32) -> Result<Option<Published<'_>>, Unannounced> {
+        let Some(neighbour) = &self.neighbour else { return Ok(None) };
+        let Some(others) = self.others.as_ref().filter(|others| others.is_there(neighbour)) else {
+            return Err(Unannounced::PeerGone);
+        };
+        // A process that was stopped for too long is nobody's member any more, and its hazard is another's.
+        let hazard = others.hazard().ok_or(Unannounced::NoMember)?;
+        Ok(Some(hazard.announce(Claim { target: neighbour.slot(), entry: slot, qp: self.qp })))
+    }
+
+    /// Behind the fence: whether the hazard was this process's when it was announced, and the gate is still open.
+    #[inline(always)]
+    fn is_open(&self) -> Result<(), Unannounced> {
+        if self.others.as_ref().is_some_and(|others| !others.is_member()) {
+            return Err(Unannounced::NoMember);
+        }
+        if self.gate().is_open(self.open.generation) { Ok(()) } else { Err(Unannounced::PeerGone) }
+    }
+}
+
+/// Why nothing may be touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unannounced {
+    /// The peer is not there any more, or on other terms: its way has to be looked for again.
+    PeerGone,
+    /// This process is no member any more.
+    NoMember,
+}
+
+/// Adds a request that was executed here to the counters of its port, as packets would have been on both sides: the target does not know of it. Each
+/// message is acknowledged by itself.
+#[inline]
+fn count(wqe: &SendWqe, psns: u32, mut add: impl FnMut(Counter, u64)) {
+    let traffic = Traffic::of(wqe, psns);
+    let packets = u64::from(traffic.request_packets) + u64::from(traffic.answer_packets);
+    let bytes = traffic.request_bytes + traffic.answer_bytes;
+    add(Counter::SentPackets, packets);
+    add(Counter::SentBytes, bytes);
+    add(Counter::ReceivedPackets, packets);
+    add(Counter::ReceivedBytes, bytes);
+    add(Counter::DirectRequests, 1);
+    match wqe.op {
+        WqeOp::Write { .. } => add(Counter::WriteRequests, 1),
+        WqeOp::Read { .. } => add(Counter::ReadRequests, 1),
+        WqeOp::Flush { .. } => {}
+        _ => add(Counter::AtomicRequests, 1),
     }
 }
 
@@ -106,216 +192,60 @@ fn find(setup: &Setup, tables: &Tables, shared: &QpShared, attr: &QpAttr) -> Opt
         && terms.peer_gid == own_gid
         && port.gid(u32::from(terms.sgid_index)) == Some(attr.ah_attr.dgid);
     let pkeys = (own.pkey(attr.pkey_index)?, port.pkey(terms.pkey_index)?);
-    (connected && pkeys.0.matches(pkeys.1)).then_some(OpenRoute { neighbour, qp, open, tables: tables.generation() })
-}
-
-/// The right that a request needs, and whether it counts against `max_dest_rd_atomic`.
-fn needs(op: &WqeOp) -> Option<(AccessFlags, bool)> {
-    Some(match op {
-        WqeOp::Write { .. } => (AccessFlags::REMOTE_WRITE, false),
-        WqeOp::Read { .. } => (AccessFlags::REMOTE_READ, true),
-        WqeOp::CompareSwap { .. } | WqeOp::FetchAdd { .. } => (AccessFlags::REMOTE_ATOMIC, true),
-        WqeOp::AtomicWrite { .. } => (AccessFlags::REMOTE_WRITE, true),
-        WqeOp::Flush { placement: FlushPlacement::Global, .. } => (AccessFlags::FLUSH_GLOBAL, true),
-        // To persistence: a system call of the owner's.
-        _ => return None,
+    (connected && pkeys.0.matches(pkeys.1)).then(|| OpenRoute {
+        neighbour,
+        qp,
+        open,
+        tables: tables.generation(),
+        last_key: Cell::new((0, 0)),
+        file: setup.file.clone(),
+        others: setup.neighbours.clone(),
     })
-}
-
-fn rkey_of(op: &WqeOp) -> (u64, RKey) {
-    match *op {
-        WqeOp::Write { remote_addr, rkey }
-        | WqeOp::Read { remote_addr, rkey }
-        | WqeOp::CompareSwap { remote_addr, rkey, .. }
-        | WqeOp::FetchAdd { remote_addr, rkey, .. }
-        | WqeOp::AtomicWrite { remote_addr, rkey }
-        | WqeOp::Flush { remote_addr, rkey, .. } => (remote_addr, rkey),
-        _ => (0, RKey(0)),
-    }
-}
-
-/// One request at its target.
-struct Request<'a> {
-    wqe: &'a SendWqe,
-    side: &'a QpSide,
-    memory: &'a Access<'a>,
-    neighbour: Option<&'a Neighbour>,
-    peer: Peer,
-    right: AccessFlags,
-    done: u32,
-}
-
-impl Request<'_> {
-    fn grant(&self, va: u64, rkey: RKey, length: u64) -> Option<Grant<'_>> {
-        let access = RemoteAccess { rkey, va, length, access: self.right, xrc_srqn: None };
-        match self.neighbour {
-            Some(neighbour) => neighbour.grant(self.peer, &access),
-            None => self.memory.grant(self.peer, &access),
-        }
-    }
-
-    fn pd(&self) -> PdId {
-        self.side.pd
-    }
-
-    fn execute(&self) -> Direct {
-        let (va, rkey) = rkey_of(&self.wqe.op);
-        match self.wqe.op {
-            WqeOp::Write { .. } | WqeOp::Read { .. } => self.move_bytes(va, rkey),
-            WqeOp::CompareSwap { compare, swap, .. } => self.atomic(va, rkey, AtomicOp::CompareSwap { compare, swap }),
-            WqeOp::FetchAdd { add, .. } => self.atomic(va, rkey, AtomicOp::FetchAdd { add }),
-            WqeOp::AtomicWrite { .. } => self.atomic_write(va, rkey),
-            WqeOp::Flush { length, level, .. } => self.flush(va, rkey, length, level),
-            _ => Direct::Wire,
-        }
-    }
-
-    /// WRITE and READ: as much as goes behind one hazard.
-    #[inline]
-    fn move_bytes(&self, va: u64, rkey: RKey) -> Direct {
-        let Some(ring) = &self.side.shared.send else { return Direct::Wire };
-        let (index, whole) = (self.wqe.index, self.wqe.length);
-        // Without bytes no key is looked at (clause 9.7.4.1.3).
-        if whole == 0 {
-            return Direct::Done;
-        }
-        let Some(grant) = self.grant(va, rkey, u64::from(whole)) else { return Direct::Wire };
-        let part = (whole - self.done).min(CHUNK);
-        let last = self.done + part == whole;
-        let moved = match self.wqe.op {
-            WqeOp::Read { .. } => self.memory.get(self.pd(), ring.sges(index), &grant, self.done, part),
-            _ if ring.is_inline(index) => {
-                let mut bytes = [0; crate::post::MAX_INLINE];
-                let Some(bytes) = bytes.get_mut(..whole as usize) else { return Direct::Wire };
-                ring.copy_inline(index, 0, bytes);
-                let source: Source<'_, std::iter::Empty<_>> = Source::Inline(bytes);
-                self.memory.put(self.pd(), source, &grant, 0, whole, true)
-            }
-            _ => self.memory.put(self.pd(), Source::Sges(ring.sges(index)), &grant, self.done, part, last),
-        };
-        match (moved, last) {
-            (false, _) => Direct::Wire,
-            (true, false) => Direct::Part(part),
-            (true, true) => Direct::Done,
-        }
-    }
-
-    fn atomic(&self, va: u64, rkey: RKey, op: AtomicOp) -> Direct {
-        let Some(ring) = &self.side.shared.send else { return Direct::Wire };
-        // Its result must have a place before it is executed: it cannot be executed again.
-        let has_place = || self.memory.can_scatter(self.pd(), ring.sges(self.wqe.index), 8);
-        if !va.is_multiple_of(8) || self.wqe.length != 8 || !has_place() {
-            return Direct::Wire;
-        }
-        let Some(grant) = self.grant(va, rkey, 8) else { return Direct::Wire };
-        let Some(old) = self.memory.atomic(&grant, op) else { return Direct::Wire };
-        match self.memory.scatter(self.pd(), ring.sges(self.wqe.index), 0, &old.to_ne_bytes()) {
-            Ok(()) => Direct::Done,
-            Err(_) => Direct::Failed(WcStatus::LocProtErr),
-        }
-    }
-
-    fn atomic_write(&self, va: u64, rkey: RKey) -> Direct {
-        let Some(ring) = &self.side.shared.send else { return Direct::Wire };
-        let mut bytes = [0; 8];
-        if self.wqe.length != 8 || !va.is_multiple_of(8) {
-            return Direct::Wire;
-        }
-        if ring.is_inline(self.wqe.index) {
-            ring.copy_inline(self.wqe.index, 0, &mut bytes);
-        } else if self.memory.gather(self.pd(), ring.sges(self.wqe.index), 0, &mut bytes).is_err() {
-            return Direct::Wire;
-        }
-        let Some(grant) = self.grant(va, rkey, 8) else { return Direct::Wire };
-        match self.memory.atomic(&grant, AtomicOp::Write { value: u64::from_ne_bytes(bytes) }) {
-            Some(_) => Direct::Done,
-            None => Direct::Wire,
-        }
-    }
-
-    fn flush(&self, va: u64, rkey: RKey, length: u32, level: FlushLevel) -> Direct {
-        let granted = match level {
-            FlushLevel::Range => length == 0 || self.grant(va, rkey, u64::from(length)).is_some(),
-            FlushLevel::MemoryRegion => {
-                let access = RemoteAccess { rkey, va, length: 0, access: self.right, xrc_srqn: None };
-                match self.neighbour {
-                    Some(neighbour) => neighbour.grants_region(self.peer, &access),
-                    None => self.memory.grants_region(self.peer, &access),
-                }
-            }
-        };
-        if !granted {
-            return Direct::Wire;
-        }
-        self.memory.flush_global();
-        Direct::Done
-    }
 }
 
 impl QpHost<'_, '_> {
     /// Executes a request of this QP on the memory of its peer, if that is on this host and everything allows it.
-    #[inline]
     pub(crate) fn directly(&mut self, wqe: &SendWqe, attr: &QpAttr, done: u32, psns: u32) -> Direct {
         let Some((right, counts)) = needs(&wqe.op) else { return Direct::Wire };
-        let outcome = {
-            let Self { side, fabric, memory, now, .. } = self;
-            let Some(setup) = &fabric.direct else { return Direct::Wire };
-            let tables = fabric.tables.generation();
-            let known = match &side.direct {
-                DirectRoute::Open(route) => route.tables == tables,
-                DirectRoute::Wire(until) if now.0 < *until => return Direct::Wire,
-                _ => false,
-            };
-            if fabric.faults.is_some() || !(known || look(setup, &fabric.tables, side, attr, now.0)) {
-                return Direct::Wire;
-            }
-            let DirectRoute::Open(route) = &side.direct else { return Direct::Wire };
-            let gate = route.gate(&setup.file);
-            let Terms { pd, access, qpn, max_dest_rd_atomic, .. } = route.open.terms;
-            if !access.contains(right) || counts && max_dest_rd_atomic == 0 {
-                return Direct::Wire;
-            }
-            let neighbour = route.neighbour.as_deref();
-            let published = match (neighbour, &setup.neighbours) {
-                (None, _) => None,
-                (Some(neighbour), Some(all)) if all.is_there(neighbour) => {
-                    let entry = neighbour.slot_of(rkey_of(&wqe.op).1.0);
-                    let claim = Claim { target: neighbour.slot(), entry, qp: route.qp };
-                    let Some(hazard) = all.hazard() else { return Direct::Wire };
-                    let published = hazard.publish(claim);
-                    // A process that was stopped for too long is nobody's member any more, and its hazard is another's.
-                    if all.hazard().is_none() {
-                        return Direct::Wire;
-                    }
-                    Some(published)
-                }
-                _ => {
-                    side.direct = DirectRoute::Unknown;
-                    return Direct::Wire;
-                }
-            };
-            let generation = route.open.generation;
-            if !gate.is_open(generation) {
-                drop(published);
-                side.direct = DirectRoute::Unknown;
-                return Direct::Wire;
-            }
-            let peer = Peer { pd, qpn };
-            let outcome = Request { wqe, side, memory, neighbour, peer, right, done }.execute();
-            if matches!(outcome, Direct::Done | Direct::Failed(_)) {
-                gate.count(generation, psns);
-            }
-            drop(published);
-            outcome
+        let Self { side, fabric, memory, now, .. } = self;
+        let Some(setup) = &fabric.direct else { return Direct::Wire };
+        let tables = fabric.tables.generation();
+        let known = match &side.direct {
+            DirectRoute::Open(route) => route.tables == tables,
+            DirectRoute::Wire(until) if now.0 < *until => return Direct::Wire,
+            _ => false,
         };
-        if matches!(outcome, Direct::Done | Direct::Failed(_)) {
-            self.count(Counter::DirectRequests, 1);
-            match wqe.op {
-                WqeOp::Write { .. } => self.count(Counter::WriteRequests, 1),
-                WqeOp::Read { .. } => self.count(Counter::ReadRequests, 1),
-                WqeOp::Flush { .. } => {}
-                _ => self.count(Counter::AtomicRequests, 1),
+        if fabric.faults.is_some() || !(known || look(setup, &fabric.tables, side, attr, now.0)) {
+            return Direct::Wire;
+        }
+        let (pd, shared) = (side.pd, &side.shared);
+        let Some(ring) = &shared.send else { return Direct::Wire };
+        let DirectRoute::Open(route) = &side.direct else { return Direct::Wire };
+        let Terms { access, max_dest_rd_atomic, .. } = route.open.terms;
+        if !access.contains(right) || counts && max_dest_rd_atomic == 0 {
+            return Direct::Wire;
+        }
+        let slot = route.slot_of(memory.table(), rkey_of(&wqe.op).1.0);
+        let announced = route.announce(slot);
+        full_fence();
+        let published = announced.and_then(|published| route.is_open().map(|()| published));
+        if let Some(why) = published.as_ref().err().copied() {
+            drop(published);
+            if why == Unannounced::PeerGone {
+                side.direct = DirectRoute::Unknown;
             }
+            return Direct::Wire;
+        }
+        let Open { generation, terms } = route.open;
+        let neighbour = route.neighbour.as_deref();
+        let (peer, local) = (Peer { pd: terms.pd, qpn: terms.qpn }, Local::Queued(ring, wqe.index));
+        let outcome = Request { wqe, local, pd, memory, neighbour, peer, right, slot, done }.execute();
+        if matches!(outcome, Direct::Done | Direct::Failed(_)) {
+            route.gate().count(generation, psns);
+            drop(published);
+            let port = usize::from(side.port_num.max(1)) - 1;
+            let batch = &mut fabric.batches[port];
+            count(wqe, psns, |counter, n| batch.count(counter, n));
         }
         outcome
     }

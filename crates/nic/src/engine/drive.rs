@@ -3,7 +3,7 @@
 //! A posting thread rings and tries the lock; a polling thread tries the lock; a worker and the control verbs wait for
 //! it. Nobody on the data path waits for anybody. That no posted work is forgotten is the business of [`super::gate`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use scalefabric_transport::Time;
 use scalefabric_verbs::VerbsError;
 use scalefabric_verbs::event::EventType;
 
-use super::direct::Setup;
+use super::direct::{Requests, Setup};
 use super::entry::QpShared;
 use super::gate::Gate;
 use super::gsi::GsiSink;
@@ -29,7 +29,7 @@ use crate::polling::Pass;
 use crate::port::faults::Verb;
 use crate::port::{Closed, Port};
 use crate::process::{Home, Own};
-use crate::ring::atomic::MutexGuard;
+use crate::ring::Inside;
 use crate::tables::PortChange;
 use crate::worker::{Drive, Turned};
 
@@ -91,6 +91,8 @@ pub struct Core {
     turned_away: AtomicU64,
     /// How many of them there were since a caller's turn ended last (lower half), and the count of turns then (upper half).
     in_a_row: AtomicU64,
+    /// Whether posters execute requests to this host themselves; where nobody but [`Core::turn_at`] drives only if somebody says so.
+    at_once: AtomicBool,
     /// Verbs that fail because somebody wants them to.
     verb_faults: Own<OnceLock<VerbFaults>>,
 }
@@ -104,7 +106,7 @@ impl std::fmt::Debug for Core {
 /// The lock, held by a verb. Releasing it looks at the doorbells.
 pub(crate) struct Held<'c> {
     core: &'c Core,
-    guard: Option<MutexGuard<'c, State>>,
+    guard: Option<Inside<'c, State>>,
 }
 
 impl std::ops::Deref for Held<'_> {
@@ -195,7 +197,9 @@ impl Core {
             }
             engine.set_direct(setup);
         }
+        let at_once = AtomicBool::new(matches!(clock, Clock::Real));
         Ok(Arc::new_cyclic(|own| Self {
+            at_once,
             home: Home::here(),
             gate: Own::new(Gate::new(State { engine, ports }, 65_536)),
             clock,
@@ -364,6 +368,27 @@ impl Core {
         self.serve();
     }
 
+    /// Executes what a thread posts on the memory of a peer on this host, if the engine is free; see [`Engine::execute_unqueued`]. How many of the requests are done.
+    #[inline]
+    pub(crate) fn execute_unqueued(&self, qp: &QpShared, requests: &impl Requests) -> usize {
+        if !self.at_once.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let Some(mut guard) = self.gate.try_enter() else { return 0 };
+        memory_guard::ensure(clock::coarse().0);
+        let done = guard.engine.execute_unqueued(qp, || self.now(), requests);
+        if guard.engine.has_wakes() {
+            let now = self.now();
+            let outlook = guard.engine.outlook(now);
+            self.release(guard, now, Some(outlook));
+        } else {
+            drop(guard);
+        }
+        // Somebody may have rung while this thread was inside.
+        self.serve();
+        done
+    }
+
     /// A poster's short turn: what was posted is executed on the memory of a peer on this host. False if the bell must ring.
     #[inline]
     fn post_directly(&self, index: u16) -> bool {
@@ -387,6 +412,11 @@ impl Core {
             self.serve();
         }
         done
+    }
+
+    /// Posters execute requests to this host themselves, though nobody but [`Core::turn_at`] drives.
+    pub fn execute_at_once(&self) {
+        self.at_once.store(true, Ordering::Relaxed);
     }
 
     /// The lock, for a verb; an error in a forked child, where whoever held it may be gone.
@@ -511,7 +541,7 @@ impl Core {
     }
 
     /// A turn of a thread that posts or polls.
-    fn caller_turn(&self, mut guard: MutexGuard<'_, State>, budget: Budget) {
+    fn caller_turn(&self, mut guard: Inside<'_, State>, budget: Budget) {
         let now = self.now();
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
@@ -529,6 +559,12 @@ impl Core {
     /// Turns the engine for bells that were rung when nobody could go in.
     #[inline]
     fn serve(&self) {
+        if !self.gate.bells().is_empty() {
+            self.serve_bells();
+        }
+    }
+
+    fn serve_bells(&self) {
         if !matches!(self.clock, Clock::Real) {
             return;
         }
@@ -545,7 +581,7 @@ impl Core {
 
     /// Gives the lock back, wakes who sleeps, and tells the worker of an earlier deadline. Whoever calls it looks at the
     /// doorbells afterwards ([`Core::serve`]).
-    fn release(&self, mut guard: MutexGuard<'_, State>, now: Time, turn: Option<Turn>) {
+    fn release(&self, mut guard: Inside<'_, State>, now: Time, turn: Option<Turn>) {
         let mut wakes: [Option<Arc<Channel>>; WAKES] = [const { None }; WAKES];
         let mut count = 0;
         while let Some(channel) = guard.engine.next_wake() {

@@ -8,7 +8,7 @@ use scalefabric_verbs::{AccessFlags, FlushLevel, FlushPlacement, Qpn, RKey, Sge,
 use super::copy::{self, Gone};
 use super::table::{Entry, MemoryTable, PdId, kind, thread_token};
 use super::window::{self, Bind};
-use crate::ring::atomic::{Ordering, fence};
+use crate::ring::atomic::{Ordering, fence, full_fence};
 
 /// The engine's way into the table. There is one, so there is one turn at a time.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ impl Accessor {
         let turns = &self.table.turns;
         turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Release);
         self.table.turning.store(thread_token(), Ordering::Relaxed);
-        // Pairs with the fence in `quiesce`: either we see the revocation, or it sees this turn.
-        fence(Ordering::SeqCst);
+        // Pairs with the fence in `quiesce`: either we see the revocation, or it sees this turn. Who has announced a hazard relies on it, too.
+        full_fence();
         Access { table: &self.table }
     }
 }
@@ -93,16 +93,22 @@ pub(super) unsafe fn perform(at: *mut u64, op: AtomicOp) -> Result<u64, Gone> {
 
 /// A memory table, this process's or another's.
 pub(super) trait Lookup {
-    /// The entry that a key names now.
-    fn find(&self, key: u32) -> Option<&Entry>;
+    /// Place of whatever has that key.
+    fn slot_of(&self, key: u32) -> u32;
+    /// The entry at `slot`, which is [`Lookup::slot_of`] the key, if it is what the key names now.
+    fn named(&self, slot: u32, key: u32) -> Option<&Entry>;
     /// The entry of a slot that was handed out.
     fn at(&self, slot: u32) -> Option<&Entry>;
 }
 
 impl Lookup for MemoryTable {
     #[inline]
-    fn find(&self, key: u32) -> Option<&Entry> {
-        MemoryTable::find(self, key)
+    fn slot_of(&self, key: u32) -> u32 {
+        MemoryTable::slot_of(self, key)
+    }
+    #[inline]
+    fn named(&self, slot: u32, key: u32) -> Option<&Entry> {
+        MemoryTable::named(self, slot, key)
     }
     #[inline]
     fn at(&self, slot: u32) -> Option<&Entry> {
@@ -114,7 +120,19 @@ impl Lookup for MemoryTable {
 /// (clause 9.7.4.1.4 and 10.6.7).
 #[inline]
 pub(super) fn opened<L: Lookup>(table: &L, peer: Peer, rkey: RKey, right: AccessFlags) -> Result<&Entry, AccessFault> {
-    let entry = table.find(rkey.0).ok_or(AccessFault::BadKey)?;
+    opened_at(table, table.slot_of(rkey.0), peer, rkey, right)
+}
+
+/// As [`opened`], where the caller remembers the key's place.
+#[inline]
+pub(super) fn opened_at<L: Lookup>(
+    table: &L,
+    slot: u32,
+    peer: Peer,
+    rkey: RKey,
+    right: AccessFlags,
+) -> Result<&Entry, AccessFault> {
+    let entry = table.named(slot, rkey.0).ok_or(AccessFault::BadKey)?;
     let kind = entry.kind.load(Ordering::Relaxed);
     if kind == kind::TYPE1_FREE || kind == kind::TYPE2_FREE {
         return Err(AccessFault::BadKey);
@@ -139,7 +157,8 @@ pub(super) fn opened<L: Lookup>(table: &L, peer: Peer, rkey: RKey, right: Access
 }
 
 impl Access<'_> {
-    pub(super) fn table(&self) -> &MemoryTable {
+    #[inline]
+    pub(crate) fn table(&self) -> &MemoryTable {
         self.table
     }
 

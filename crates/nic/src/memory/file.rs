@@ -319,16 +319,19 @@ impl ForeignFile {
             return None;
         }
         let (first, last) = (offset as usize / PIECE, (offset + length.max(1) - 1) as usize / PIECE);
-        for piece in first..=last {
-            if !self.mapped[piece].load(Ordering::Acquire) && !self.map_piece(window, piece) {
-                return None;
-            }
+        let is_mapped = |piece: usize| self.mapped.get(piece).is_some_and(|piece| piece.load(Ordering::Acquire));
+        if (first != last || !is_mapped(first)) && !self.map_pieces(window, first, last) {
+            return None;
         }
         Some(window.base.wrapping_add(offset as usize))
     }
 
-    /// One caller at a time: the engine.
     #[cold]
+    fn map_pieces(&self, window: &Window, first: usize, last: usize) -> bool {
+        (first..=last).all(|piece| self.mapped[piece].load(Ordering::Acquire) || self.map_piece(window, piece))
+    }
+
+    /// One caller at a time: the engine.
     fn map_piece(&self, window: &Window, piece: usize) -> bool {
         let offset = piece * PIECE;
         let done = window.fill(&self.fd, offset, PIECE.min(window.bytes - offset));

@@ -9,7 +9,7 @@
 //! Each time ours goes in front, a *different* handler function is used, with its own successor: the application
 //! may have saved an older one of ours as its own successor, and two handlers that call each other would never end.
 //!
-//! What remains: (1) an application that replaces the handler and makes memory go away within the millisecond between
+//! What remains: (1) an application that replaces the handler and makes memory go away within the millisecond (or tick of the kernel, if that is longer) between
 //! two looks gets the signal; (2) a fault while SIGSEGV or SIGBUS is blocked kills, whoever handles it, so [`ensure`]
 //! unblocks them in each thread that touches memory, but a thread that blocks them again has the same millisecond; an
 //! application that calls verbs from inside its own SIGSEGV handler has them blocked.
@@ -18,6 +18,9 @@ use std::cell::Cell;
 
 /// How long a look at the handlers and the signal mask is good for, ns.
 const LOOK_INTERVAL_NS: u64 = 1_000_000;
+
+/// How far a clock that only ticks may be behind one that runs, ns: the kernel ticks 100 times a second or more often.
+const TICK_NS: u64 = 10_000_000;
 
 thread_local! {
     /// Time of this thread's last look. The first `ensure` of a thread always looks.
@@ -32,18 +35,20 @@ thread_local! {
 #[inline]
 pub fn ensure(now_ns: u64) {
     LAST_LOOK.with(|last_look| {
-        // A clock that jumped back (another one, as in a simulation) counts as much later.
-        if last_look.get().is_none_or(|last| now_ns.wrapping_sub(last) >= LOOK_INTERVAL_NS) {
+        // A clock that jumped back (another one, as in a simulation) counts as much later; the kernel's last tick, which some callers give, is only a little
+        // behind.
+        let is_stale = |last: u64| now_ns.wrapping_sub(last).wrapping_add(TICK_NS) >= LOOK_INTERVAL_NS + TICK_NS;
+        if last_look.get().is_none_or(is_stale) {
             last_look.set(Some(now_ns));
             look();
         }
     });
 }
 
-/// As [`ensure`], with this machine's clock: for application threads that copy outside a turn.
+/// As [`ensure`], with the time of this machine's last tick: for application threads that copy outside a turn.
 #[inline]
 pub(crate) fn ensure_here() {
-    ensure(crate::clock::now().0);
+    ensure(crate::clock::coarse().0);
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use scalefabric_transport::host::{AtomicOp, RemoteAccess};
 use scalefabric_verbs::{AccessFlags, Sge};
 
-use super::access::{Access, Host, Lookup, Peer, host_address, offset_inside, opened, perform};
+use super::access::{Access, Host, Lookup, Peer, host_address, offset_inside, opened, opened_at, perform};
 use super::copy::{self, Gone};
 use super::file::ForeignFile;
 use super::other::Other;
@@ -65,10 +65,10 @@ impl Neighbour {
         &self.other
     }
 
-    /// What an access may touch, all checks passed. The caller's hazard stands.
-    #[inline]
-    pub fn grant(&self, peer: Peer, access: &RemoteAccess) -> Option<Grant<'_>> {
-        let entry = opened(self, peer, access.rkey, access.access).ok()?;
+    /// What an access may touch, all checks passed. `slot`: the key's place. The caller's hazard stands.
+    #[inline(always)]
+    pub fn grant(&self, slot: u32, peer: Peer, access: &RemoteAccess) -> Option<Grant<'_>> {
+        let entry = opened_at(self, slot, peer, access.rkey, access.access).ok()?;
         let offset = offset_inside(entry, access.va, access.length)?;
         let there = entry.host.load(Ordering::Relaxed).wrapping_add(offset);
         let place = match self.file.here(there, access.length) {
@@ -86,8 +86,12 @@ impl Neighbour {
 
 impl Lookup for Neighbour {
     #[inline]
-    fn find(&self, key: u32) -> Option<&Entry> {
-        let entry = self.file.entry(self.file.slot_of(key))?;
+    fn slot_of(&self, key: u32) -> u32 {
+        self.file.slot_of(key)
+    }
+    #[inline]
+    fn named(&self, slot: u32, key: u32) -> Option<&Entry> {
+        let entry = self.file.entry(slot)?;
         (key != 0 && entry.key.load(Ordering::Acquire) == key).then_some(entry)
     }
     #[inline]
@@ -128,8 +132,8 @@ pub enum Source<'a, I> {
 impl Access<'_> {
     /// As [`Neighbour::grant`], for memory of this process.
     #[inline]
-    pub fn grant(&self, peer: Peer, access: &RemoteAccess) -> Option<Grant<'static>> {
-        let entry = opened(self.table(), peer, access.rkey, access.access).ok()?;
+    pub fn grant(&self, slot: u32, peer: Peer, access: &RemoteAccess) -> Option<Grant<'static>> {
+        let entry = opened_at(self.table(), slot, peer, access.rkey, access.access).ok()?;
         let offset = offset_inside(entry, access.va, access.length)?;
         Some(Grant { place: Place::Here(host_address(entry, offset)), relaxed: is_relaxed(entry) })
     }
@@ -141,7 +145,7 @@ impl Access<'_> {
 
     /// Writes bytes `offset` to `offset + length` of a message to the same place in what is granted; `last`: it ends there. False if not all of
     /// it could be done.
-    #[inline]
+    #[inline(always)]
     pub fn put<I: Iterator<Item = Sge>>(
         &self,
         pd: PdId,

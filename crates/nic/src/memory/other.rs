@@ -3,15 +3,17 @@
 //!
 //! Who it is says the end of a socket pair whose other end only that process has. It is close-on-exec and a forked child lets go of it, so
 //! it hangs up when the process dies *or* runs another program, and until then its number is that process's. It is looked at
-//! before and after each call. **What remains**: the process may die, or run another program, between the first look and the
-//! call; if another process has its number by then, that one is written to. The second look finds out, and the operation is
+//! before and after each message, or part of a long one; where messages follow each other closely, the look behind the one is the look before the
+//! next ([`RECENT_NS`]). **What remains**: the process may die, or run another program, between the first look and the
+//! call, [`RECENT_NS`] at most; if another process has its number by then, that one is written to. The second look finds out, and the operation is
 //! not taken for done.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
+use crate::clock;
 use crate::process::Descriptor;
 
 /// The bytes could not be moved; packets find out why.
@@ -21,6 +23,13 @@ pub struct Unreached;
 /// A line of the cache.
 const LINE: u64 = 64;
 
+/// Whether two parts of one call are seen in their order; else each has its own.
+const ONE_CALL: bool = cfg!(target_arch = "x86_64");
+
+/// A look is as good as a new one for so long, ns: as long as some calls take. A number is not given away so soon: that takes the processes of
+/// a whole turn through all numbers.
+const RECENT_NS: u64 = 20_000;
+
 /// Another process.
 #[derive(Debug)]
 pub struct Other {
@@ -29,6 +38,8 @@ pub struct Other {
     pid: i32,
     /// The error by which the kernel has refused us for good; 0: it has not.
     refused: AtomicI32,
+    /// It was there then, ns; 0: nobody has looked.
+    seen_ns: AtomicU64,
 }
 
 impl Other {
@@ -40,7 +51,12 @@ impl Other {
         // SAFETY: value and length are writable.
         let done =
             unsafe { libc::getsockopt(life.as_raw_fd(), level, name, (&raw mut credentials).cast(), &raw mut len) };
-        Self { life, pid: if done < 0 { 0 } else { credentials.pid }, refused: AtomicI32::new(0) }
+        Self {
+            life,
+            pid: if done < 0 { 0 } else { credentials.pid },
+            refused: AtomicI32::new(0),
+            seen_ns: AtomicU64::new(0),
+        }
     }
 
     /// Its number, if it has one here.
@@ -72,20 +88,34 @@ impl Other {
         }
     }
 
-    /// Moves bytes; `to` and `from` are addresses here or there, as `into` says.
+    /// Moves bytes; `to` and `from` are addresses here or there, as `into` says. The last `tail` bytes are moved last.
     ///
     /// # Safety
     /// The addresses of this process are as the table grants them for the length, now.
-    unsafe fn transfer(&self, into: bool, mut there: u64, mut here: u64, mut length: usize) -> Result<(), Unreached> {
+    unsafe fn transfer(
+        &self,
+        into: bool,
+        mut there: u64,
+        mut here: u64,
+        mut length: usize,
+        tail: usize,
+    ) -> Result<(), Unreached> {
+        let part = |at: u64, length| libc::iovec { iov_base: at as usize as *mut libc::c_void, iov_len: length };
         while length > 0 {
-            let local = libc::iovec { iov_base: here as usize as *mut libc::c_void, iov_len: length };
-            let remote = libc::iovec { iov_base: there as usize as *mut libc::c_void, iov_len: length };
-            // SAFETY: one iovec each; the kernel checks the addresses of both sides and reports a fault.
+            let bulk = length.saturating_sub(tail);
+            // Parts of one call come in the order of the list (process_vm_writev(2)), and x86 shows stores in the order in which they are made. Elsewhere
+            // a call of its own, which orders more than that, is the fence.
+            let first = if bulk > 0 { bulk } else { length };
+            let now = if ONE_CALL { length } else { first };
+            let local = part(here, now);
+            let remote = [part(there, first), part(there + first as u64, now - first)];
+            let parts = if now > first { 2 } else { 1 };
+            // SAFETY: as many iovecs as are said; the kernel checks the addresses of both sides and reports a fault.
             let moved = unsafe {
                 if into {
-                    libc::process_vm_writev(self.pid, &raw const local, 1, &raw const remote, 1, 0)
+                    libc::process_vm_writev(self.pid, &raw const local, 1, remote.as_ptr(), parts, 0)
                 } else {
-                    libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
+                    libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), parts, 0)
                 }
             };
             let Some(moved) = usize::try_from(moved).ok().filter(|&moved| moved > 0) else {
@@ -102,30 +132,35 @@ impl Other {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), Unreached> {
-        let may = self.pid != 0 && self.refused.load(Ordering::Relaxed) == 0;
-        if may && self.is_there() { Ok(()) } else { Err(Unreached) }
+    /// Runs calls that reach into it, and looks before and behind them whether it is still the same process.
+    fn reach(&self, calls: impl FnOnce() -> Result<(), Unreached>) -> Result<(), Unreached> {
+        if self.pid == 0 || self.refused.load(Ordering::Relaxed) != 0 {
+            return Err(Unreached);
+        }
+        let begun = clock::now().0;
+        if begun.wrapping_sub(self.seen_ns.load(Ordering::Relaxed)) > RECENT_NS && !self.is_there() {
+            return Err(Unreached);
+        }
+        calls()?;
+        if !self.is_there() {
+            return Err(Unreached);
+        }
+        self.seen_ns.store(begun, Ordering::Relaxed);
+        Ok(())
     }
 
-    /// Writes bytes of this process into it. `last`: the message ends here, and its last cache line is written last, by a call
-    /// of its own, since the kernel does not promise an order within one.
+    /// Writes bytes of this process into it. `last`: the message ends here, and its last cache line is written last.
     ///
     /// # Safety
     /// The table grants reading `length` bytes at `from`, now.
     pub(super) unsafe fn write(&self, to: u64, from: *const u8, length: usize, last: bool) -> Result<(), Unreached> {
-        self.check()?;
         let from = from.expose_provenance() as u64;
         let tail = match (to + length as u64).saturating_sub(1) & !(LINE - 1) {
             line if last && line > to => (to + length as u64 - line) as usize,
             _ => 0,
         };
-        let bulk = length - tail;
         // SAFETY: the caller's promise.
-        unsafe {
-            self.transfer(true, to, from, bulk)?;
-            self.transfer(true, to + bulk as u64, from + bulk as u64, tail)?;
-        }
-        if self.is_there() { Ok(()) } else { Err(Unreached) }
+        self.reach(|| unsafe { self.transfer(true, to, from, length, tail) })
     }
 
     /// Reads its bytes into this process.
@@ -133,9 +168,8 @@ impl Other {
     /// # Safety
     /// The table grants writing `length` bytes at `to`, now.
     pub(super) unsafe fn read(&self, to: *mut u8, from: u64, length: usize) -> Result<(), Unreached> {
-        self.check()?;
+        let to = to.expose_provenance() as u64;
         // SAFETY: the caller's promise.
-        unsafe { self.transfer(false, from, to.expose_provenance() as u64, length)? };
-        if self.is_there() { Ok(()) } else { Err(Unreached) }
+        self.reach(|| unsafe { self.transfer(false, from, to, length, 0) })
     }
 }

@@ -28,6 +28,7 @@ use super::{guard, probe};
 use crate::process::Home;
 use crate::resources::MrResource;
 use crate::ring::atomic::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
+use crate::ring::pause;
 
 /// Names a protection domain inside this process. Unique while the PD lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -409,7 +410,11 @@ impl MemoryTable {
     /// The entry that a key might name, whether it is that key's or not: the one that shares its upper 24 bits.
     #[inline]
     pub(super) fn candidate(&self, key: u32) -> Option<&Entry> {
-        let slot = self.known.slot(&self.keys, key);
+        self.entry_at(self.slot_of(key))
+    }
+
+    #[inline]
+    fn entry_at(&self, slot: u32) -> Option<&Entry> {
         if let Some(entry) = self.shared(slot) {
             return Some(entry);
         }
@@ -420,12 +425,20 @@ impl MemoryTable {
     /// The entry that a key names now.
     #[inline]
     pub(super) fn find(&self, key: u32) -> Option<&Entry> {
-        // Acquire pairs with `publish`. Key 0 is nobody's.
-        self.candidate(key).filter(|entry| key != 0 && entry.key.load(Ordering::Acquire) == key)
+        self.named(self.slot_of(key), key)
     }
 
-    pub(super) fn slot_of(&self, key: u32) -> u32 {
-        self.keys.slot(key)
+    /// The entry at a key's place, if it is what the key names now.
+    #[inline]
+    pub(super) fn named(&self, slot: u32, key: u32) -> Option<&Entry> {
+        // Acquire pairs with `publish`. Key 0 is nobody's.
+        self.entry_at(slot).filter(|entry| key != 0 && entry.key.load(Ordering::Acquire) == key)
+    }
+
+    /// Place of whatever has that key.
+    #[inline]
+    pub(crate) fn slot_of(&self, key: u32) -> u32 {
+        self.known.slot(&self.keys, key)
     }
 
     fn take_slot(&self, control: &mut Control, pd: PdId) -> Result<u32, VerbsError> {
@@ -534,7 +547,7 @@ impl MemoryTable {
             || entry.pins.load(Ordering::Acquire) != 0
         {
             rounds += 1;
-            wait(rounds);
+            pause(rounds);
         }
         self.quiesce_others(slot)
     }
@@ -548,20 +561,6 @@ impl MemoryTable {
             entry == slot || self.shared(entry).is_some_and(|e| e.kind.load(Ordering::Relaxed) != kind::REGION)
         })
     }
-}
-
-#[cfg(not(loom))]
-fn wait(rounds: u32) {
-    match rounds {
-        0..64 => std::hint::spin_loop(),
-        64..1024 => std::thread::yield_now(),
-        _ => std::thread::sleep(std::time::Duration::from_micros(50)),
-    }
-}
-
-#[cfg(loom)]
-fn wait(_rounds: u32) {
-    loom::thread::yield_now();
 }
 
 /// A number that no other living thread has; not 0.

@@ -6,17 +6,22 @@
 //! to find a slot. Publishing the producer's counter is the doorbell record; waking the engine is not done here.
 
 pub(crate) mod atomic;
+mod latch;
 mod recv;
 mod send;
 mod shared_recv;
+mod turnstile;
 mod unit;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
 
+pub(crate) use latch::{Latch, pause};
 pub use recv::{RecvPoster, RecvRing};
 pub use send::{SendData, SendEntry, SendPoster, SendRing, SendRingConfig};
 pub use shared_recv::{SharedPoster, SharedRecvRing};
+pub(crate) use turnstile::{Inside, Turnstile};
+pub(crate) use unit::message_length;
 
 use scalefabric_verbs::Errno;
 

@@ -117,10 +117,16 @@ impl Neighbourhood {
         member.mapped.clone()
     }
 
+    /// True while this process is its slot's member.
+    #[inline]
+    pub fn is_member(&self) -> bool {
+        self.segment.is_member(self.slot, self.generation)
+    }
+
     /// This process's hazard, unless its slot was given to another.
     #[inline]
     pub fn hazard(&self) -> Option<&Hazard> {
-        self.segment.is_member(self.slot, self.generation).then(|| self.segment.hazard(self.slot))
+        self.is_member().then(|| self.segment.hazard(self.slot))
     }
 
     /// True while the neighbour is a member.

@@ -388,7 +388,8 @@ impl Segment {
     #[inline]
     pub fn is_member(&self, slot: u8, generation: u32) -> bool {
         let record = self.slot(slot);
-        record.generation.load(Ordering::Acquire) == generation && record.state() == SlotState::Alive
+        record.generation.load(Ordering::Acquire) == generation
+            && record.state.load(Ordering::Acquire) == SlotState::Alive as u32
     }
 
     /// A port's tables, from index 0.

@@ -3,12 +3,18 @@
 //! They take no PSNs and leave no trace in the protocol: a request goes this way only while nothing of the QP is under way, so
 //! both ends agree on what the next packet is before and after. What the PSNs would have been is only counted, for `query`.
 
-use scalefabric_verbs::{QpState, QpType, WcStatus};
+use scalefabric_verbs::{QpAttr, QpState, QpType, WcStatus};
 
 use super::segment::{self, Kind};
-use super::{Requester, Stop, rate};
-use crate::context::Context;
+use super::{Requester, Stop, pacing};
+use crate::context::{Context, Fatal};
 use crate::host::{Direct, Host, SendWqe, WqeOp};
+
+/// What every RC QP may do: nothing is left to be asked of the table.
+#[inline]
+fn is_plain(wqe: &SendWqe) -> bool {
+    matches!(wqe.op, WqeOp::Write { .. }) && wqe.length <= segment::MAX_MESSAGE
+}
 
 /// What of a turn's budget a part of a long message takes, in packets: others must have their turn, too.
 const PART: usize = 64;
@@ -23,7 +29,90 @@ pub(super) enum Passed {
     Not,
 }
 
+/// What packets would have moved: what a port's counters see of a request that none carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Packets of the request.
+    pub request_packets: u32,
+    /// Their bytes, BTH to ICRC.
+    pub request_bytes: u64,
+    /// Packets of the answer, one ACK for each message.
+    pub answer_packets: u32,
+    /// Their bytes.
+    pub answer_bytes: u64,
+}
+
+/// BTH and ICRC.
+const FRAME: u64 = 12 + 4;
+const RETH: u64 = 16;
+const AETH: u64 = 4;
+
+impl Traffic {
+    /// Of one request of `psns` PSNs.
+    #[inline]
+    pub fn of(wqe: &SendWqe, psns: u32) -> Self {
+        let payload = u64::from(wqe.length.next_multiple_of(4));
+        let packets = u64::from(psns);
+        let (request_packets, request_bytes, answer_packets, answer_bytes) = match wqe.op {
+            WqeOp::Write { .. } => (psns, packets * FRAME + RETH + payload, 1, FRAME + AETH),
+            // The first and the last of the answer have an AETH.
+            WqeOp::Read { .. } => (1, FRAME + RETH, psns, packets * FRAME + packets.min(2) * AETH + payload),
+            WqeOp::CompareSwap { .. } | WqeOp::FetchAdd { .. } => (1, FRAME + 28, 1, FRAME + AETH + 8),
+            WqeOp::AtomicWrite { .. } => (1, FRAME + RETH + 8, 1, FRAME + AETH),
+            WqeOp::Flush { .. } => (1, FRAME + 4 + RETH, 1, FRAME + AETH),
+            _ => (0, 0, 0, 0),
+        };
+        Self { request_packets, request_bytes, answer_packets, answer_bytes }
+    }
+}
+
 impl Requester {
+    /// Whether nothing is under way, nor shapes what leaves.
+    #[inline]
+    fn is_at_rest(&self, ctx: &Context) -> bool {
+        ctx.qp_type == QpType::Rc
+            && self.sending == self.acked
+            && self.max_psn == self.acked.psn
+            && self.failed.is_none()
+            && self.control.is_none()
+            && (ctx.attr.rate_limit | u32::from(ctx.attr.ah_attr.static_rate) == 0
+                || pacing::rate_kbps(ctx.attr.rate_limit, ctx.attr.ah_attr.static_rate) == 0)
+    }
+
+    /// Lets `execute` do a request that stands in no queue, since the queue is empty: `posted` is the index that the next WQE will have.
+    /// `execute` gets the attributes and the request's PSNs. False if it has to be queued; then nothing was done.
+    #[inline(always)]
+    pub(crate) fn execute_unqueued<H: Host>(
+        &mut self,
+        ctx: &Context,
+        host: &mut H,
+        posted: u32,
+        wqe: &SendWqe,
+        execute: impl FnOnce(&mut H, &QpAttr, u32) -> Direct,
+    ) -> Result<bool, Stop> {
+        let may = ctx.state == QpState::Rts
+            && posted == self.begun
+            && self.acked.wqe == posted
+            && self.is_at_rest(ctx)
+            && self.retry.rnr_until.is_none()
+            && (is_plain(wqe) || segment::check(ctx, wqe, u32::MAX).is_ok());
+        if !may {
+            return Ok(false);
+        }
+        let psns = segment::packets(wqe, ctx.pmtu());
+        let status = match execute(host, &ctx.attr, psns) {
+            Direct::Wire | Direct::Part(_) => return Ok(false),
+            Direct::Done => WcStatus::Success,
+            Direct::Failed(status) => status,
+        };
+        self.executed_psns = self.executed_psns.wrapping_add(psns);
+        Self::report(ctx, host, wqe, status);
+        match status {
+            WcStatus::Success => Ok(true),
+            _ => Err(Stop::Error(Fatal { event: None })),
+        }
+    }
+
     /// Whether a WQE that was never begun may be executed by the host: nothing is under way, and nothing shapes the wire.
     #[inline]
     pub(super) fn may_go_directly(&self, ctx: &Context, wqe: &SendWqe) -> bool {
@@ -36,13 +125,7 @@ impl Requester {
                 | WqeOp::AtomicWrite { .. }
                 | WqeOp::Flush { .. }
         );
-        ctx.qp_type == QpType::Rc
-            && one_sided
-            && self.sending == self.acked
-            && self.max_psn == self.acked.psn
-            && self.failed.is_none()
-            && self.control.is_none()
-            && rate(ctx, wqe) == 0
+        one_sided && self.is_at_rest(ctx)
     }
 
     /// Lets the host execute what is posted, as far as it can without packets; at most `budget`, which it counts down. True if nothing is left.
@@ -99,6 +182,9 @@ impl Requester {
                     }
                 }
                 Direct::Done => {
+                    if host.shows() {
+                        self.show(ctx, host, wqe);
+                    }
                     self.executed(ctx, host, wqe, psns);
                     *budget -= 1;
                     return Ok(Passed::Whole);

@@ -7,11 +7,12 @@
 
 mod ack_request;
 pub(crate) mod control;
-mod direct;
+pub(crate) mod direct;
 mod pacing;
 mod retry;
 mod run;
 pub(crate) mod segment;
+mod shown;
 
 use alloc::boxed::Box;
 
@@ -497,14 +498,22 @@ impl Requester {
 
     /// Places the completion of a WQE: always for an error, else if it was asked for.
     pub(crate) fn complete<H: Host>(&mut self, ctx: &Context, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+        if status != WcStatus::Success || wqe.flags.contains(SendFlags::SIGNALED) {
+            // First the ring space, then the completion: who sees it may post at once into a queue that was full.
+            host.retire_sends(wqe.index.wrapping_add(1));
+            Self::report(ctx, host, wqe, status);
+        }
+    }
+
+    /// The same for a request that has no place in the ring.
+    #[inline(always)]
+    fn report<H: Host>(ctx: &Context, host: &mut H, wqe: &SendWqe, status: WcStatus) {
         match status {
             WcStatus::Success if !wqe.flags.contains(SendFlags::SIGNALED) => return,
             WcStatus::Success => {}
             WcStatus::WrFlushErr => host.count(Counter::CqeFlushErrors, 1),
             _ => host.count(Counter::CqeErrors, 1),
         }
-        // First the ring space, then the completion: who sees it may post at once into a queue that was full.
-        host.retire_sends(wqe.index.wrapping_add(1));
         let opcode = wqe.op.kind().rule().completes_as;
         let byte_len = match opcode {
             WcOpcode::RdmaRead => wqe.length,

@@ -1,7 +1,6 @@
 //! What the same-host path costs: WRITEs between two processes of a device as ratios to a raw cache-line hand-over, to `memcpy` and to the raw
 //! `process_vm_writev`, all in one run, interleaved, medians of ratios. `cargo xtask bench --same-host` starts it.
 
-use clap::Parser;
 use scalefabric_nic::options::{DeviceOptions, Options as NicOptions, PortOptions, RequestPath};
 use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
 use scalefabric_verbs::*;
@@ -11,17 +10,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-#[derive(Parser)]
+/// What it is told.
 struct Options {
-    /// Interleaved repetitions; the median of their ratios counts.
-    #[arg(long, default_value_t = 9)]
+    /// Interleaved repetitions; the median of their ratios counts. Default 9.
     repeat: usize,
-    /// Length of one measurement, ms.
-    #[arg(long, default_value_t = 100)]
+    /// Length of one measurement, ms. Default 100.
     ms: u64,
+    /// Measure nothing: do so many 8-byte WRITEs, each with its poll, in `measured`, for callgrind (`--toggle-collect=*measured*`).
+    count: Option<u64>,
     /// Be the second process, on this address.
-    #[arg(long, hide = true)]
     target: Option<String>,
+}
+
+impl Options {
+    fn parse() -> Self {
+        let mut options = Self { repeat: 9, ms: 100, count: None, target: None };
+        let usage = |what: String| -> ! {
+            eprintln!("same_host: {what}; it takes --repeat N, --ms N and --count N");
+            std::process::exit(2);
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(name) = words.next() {
+            let value = words.next().unwrap_or_else(|| usage(format!("{name} lacks a value")));
+            let number = || value.parse().ok().filter(|&n| n > 0).unwrap_or_else(|| usage(format!("{name} {value}")));
+            match name.as_str() {
+                "--repeat" => options.repeat = number() as usize,
+                "--ms" => options.ms = number(),
+                "--count" => options.count = Some(number()),
+                "--target" => options.target = Some(value),
+                _ => usage(format!("{name} is not known")),
+            }
+        }
+        options
+    }
 }
 
 const BYTES: usize = 4 << 20;
@@ -105,28 +126,29 @@ impl End {
         self.qp.post_send(std::slice::from_ref(&wr)).expect("posted");
     }
 
+    /// Polls until a completion has come. The caller keeps the place for it, as a program in C does.
     #[inline]
-    fn reap(&self, want: usize) {
-        let mut out = [WorkCompletion::default(); 16];
-        let mut got = 0;
-        while got < want {
-            let count = self.cq.poll(&mut out).expect("polled");
-            assert!(out[..count].iter().all(|wc| wc.status == WcStatus::Success), "{:?}", out[0].status);
-            got += count;
+    fn reap(&self, out: &mut [WorkCompletion; 16]) {
+        loop {
+            let count = self.cq.poll(out).expect("polled");
+            if count > 0 {
+                assert!(out[..count].iter().all(|wc| wc.status == WcStatus::Success), "{:?}", out[0].status);
+                return;
+            }
         }
     }
 
     /// One way of an 8-byte WRITE, ns: the median of batches of round trips.
     fn ping_pong(&self, far: &Far, time: Duration) -> f64 {
         let mut word = self.mapped.load_u64(0).expect("loaded");
-        let mut batches = Vec::new();
+        let (mut batches, mut out) = (Vec::new(), [WorkCompletion::default(); 16]);
         let begun = Instant::now();
         while begun.elapsed() < time {
             let batch = Instant::now();
             for _ in 0..200 {
                 word += 1;
                 self.write_word(word, far.mapped);
-                self.reap(1);
+                self.reap(&mut out);
                 while self.word() != word {
                     std::hint::spin_loop();
                 }
@@ -142,9 +164,10 @@ impl End {
         let mut wr = SendWr::new(1, SendOp::Write { remote_addr: to.1 + 4096, rkey: to.0 });
         wr.sg_list = &list;
         wr.flags = SendFlags::SIGNALED;
+        let mut out = [WorkCompletion::default(); 16];
         rate(size, time, || {
             self.qp.post_send(std::slice::from_ref(&wr)).expect("posted");
-            self.reap(1);
+            self.reap(&mut out);
         })
     }
 
@@ -156,10 +179,21 @@ impl End {
         wr.flags = SendFlags::INLINE;
         let mut all = vec![wr; chain];
         all[chain - 1].flags |= SendFlags::SIGNALED;
+        let mut out = [WorkCompletion::default(); 16];
         rate(chain, time, || {
             self.qp.post_send(&all).expect("posted");
-            self.reap(1);
+            self.reap(&mut out);
         })
+    }
+
+    /// WRITEs of 8 bytes, each with the poll that finds its completion.
+    #[inline(never)]
+    fn measured(&self, far: &Far, count: u64) {
+        let mut out = [WorkCompletion::default(); 16];
+        for word in 0..count {
+            self.write_word(word, far.mapped);
+            self.reap(&mut out);
+        }
     }
 
     /// The second process: it answers each word by the same word, until its input says to stop.
@@ -184,7 +218,7 @@ impl End {
         });
         drop(lines);
         pin(1);
-        let mut last = 0;
+        let (mut last, mut out) = (0, [WorkCompletion::default(); 16]);
         while !stop.load(Ordering::Relaxed) {
             if !asked.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_micros(200));
@@ -197,7 +231,7 @@ impl End {
             }
             last = word;
             self.write_word(word, far.mapped);
-            self.reap(1);
+            self.reap(&mut out);
         }
     }
 }
@@ -227,7 +261,8 @@ fn median(values: &mut [f64]) -> f64 {
 
 /// Puts this thread on a processor, if there are two: two that hand a word over must not share one.
 fn pin(processor: usize) {
-    if std::thread::available_parallelism().is_ok_and(|count| count.get() > processor) {
+    // SAFETY: no pointers are passed. Not the processors that this thread may use: its maker is pinned, too.
+    if unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } > processor as libc::c_long {
         // SAFETY: all-zero is an empty set, which is large enough for the kernel to read.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -320,11 +355,17 @@ fn main() {
     assert_eq!(answers.next().expect("a line").expect("text"), "ready");
     end.connect(&far);
     pin(0);
-    let begun = Instant::now();
+    let (begun, mut out) = (Instant::now(), [WorkCompletion::default(); 16]);
     while end.context.hw_counters(1).expect("counters").iter().all(|(name, n)| name != "direct_requests" || *n == 0) {
         assert!(begun.elapsed() < Duration::from_secs(5), "the requests go as packets: {:?}", end.context.same_host());
         end.write_word(0, far.mapped);
-        end.reap(1);
+        end.reap(&mut out);
+    }
+    if let Some(count) = options.count {
+        end.measured(&far, count);
+        drop(orders);
+        child.wait().expect("the second process ends");
+        return;
     }
     let time = Duration::from_millis(options.ms);
     let names = [
