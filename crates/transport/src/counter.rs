@@ -64,8 +64,8 @@ counted! {
 counted! {
     /// Events counted a port, with the names that rxe and mlx5 use where they mean the same.
     Counter {
-        SentPackets "sent_pkts" "Packets sent.";
-        ReceivedPackets "rcvd_pkts" "Packets received and accepted.";
+        SentPackets "sent_pkts" "Packets sent, and those that `direct_requests` and their answers would have been.";
+        ReceivedPackets "rcvd_pkts" "Packets received and accepted, and those that `direct_requests` and their answers would have been.";
         SentBytes "sent_bytes" "Bytes sent, BTH to ICRC.";
         ReceivedBytes "rcvd_bytes" "Bytes received, BTH to ICRC.";
         DuplicateRequests "duplicate_request" "Requests received again after their first arrival (mlx5, rxe).";
@@ -95,7 +95,7 @@ counted! {
         AtomicRequests "rx_atomic_requests" "Atomic requests received (mlx5).";
         Migrations "path_migrations" "Automatic path migrations.";
         LinkDowned "link_downed" "Times the port went down (rxe).";
-        DirectRequests "direct_requests" "Requests to QPs of the same host that the requester executed itself, without packets.";
+        DirectRequests "direct_requests" "Requests to QPs of the same host that the requester executed itself, without packets. The requester's process counts both sides: the target does not know of them.";
         SolvedIpIds "solved_ip_ids" "Packets whose IPv4 ID had to be solved for, to check the ICRC.";
     }
 }

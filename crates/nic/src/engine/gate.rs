@@ -3,7 +3,7 @@
 //! Nobody on the data path waits. A poster rings and calls [`Gate::serve`]; whoever gave the lock back calls it, too.
 //!
 //! **No work is forgotten.** Take a poster P that rings and does not get the lock. Its try has left a mark in the lock's word, and the next
-//! that gives the lock back, or comes in after it, has acquired what P did before ([`crate::ring::Turnstile`] says why): its own look at the bells, when it is out again, sees P's
+//! that gives the lock back, or comes in after it, has acquired what P did before (`ring/turnstile.rs` says why): its own look at the bells, when it is out again, sees P's
 //! bell. Then it goes in again, or finds another holder inside, for whom the same holds. Holders are finite in number while they look, so one of them serves
 //! the bell. Loom looks at every interleaving of this file, of the lock and of `doorbell` (see the tests).
 

@@ -206,6 +206,69 @@ fn faults_are_survived_and_seen_in_counters_and_capture() {
     std::fs::remove_file(&path).unwrap();
 }
 
+/// Requests that left and answers that came, as a capture has them: opcode, PSN, AckReq, length in the RETH, MSN, value before an atomic, and bytes.
+type Seen = (u8, u32, bool, Option<u32>, Option<u32>, Option<u64>, Vec<u8>);
+
+fn captured(name: &str, way: RequestPath) -> Vec<Seen> {
+    let path = std::env::temp_dir().join(format!("scalefabric-{name}-{}.pcapng", std::process::id()));
+    let provider = provider(name, &[69], |options| {
+        options.capture = Some(path.clone());
+        options.path = way;
+    });
+    let context = provider.open_software(name).unwrap();
+    let (x, y) = (end(&*context, 1), end(&*context, 1));
+    connect(&x, &y, 1);
+    connect(&y, &x, 1);
+    x.mr.write(0, &pattern(20_000, 5)).unwrap();
+    let (remote_addr, rkey) = (y.mr.addr(), y.mr.rkey());
+    let fetch_add = SendOp::FetchAdd { remote_addr, rkey, add: 5 };
+    let operations =
+        [(SendOp::Write { remote_addr, rkey }, 9001), (SendOp::Read { remote_addr, rkey }, 9002), (fetch_add, 8)];
+    // One after the other: each has its own answer on the wire, too.
+    for (op, length) in operations.into_iter().cycle().take(6) {
+        let list = [sge(&*x.mr, 0, length)];
+        x.qp.post_send(&[SendWr { sg_list: &list, ..SendWr::new(1, op) }]).unwrap();
+        assert_eq!(wait(&*x.cq).status, WcStatus::Success);
+    }
+    context.flush_capture().unwrap();
+    let counters = context.hw_counters(1).unwrap();
+    let direct = counters.iter().find(|(name, _)| name == "direct_requests").unwrap().1;
+    assert_eq!(direct, if way == RequestPath::Auto { 6 } else { 0 });
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let mut reader = scalefabric_wire::pcapng::Reader::new(&bytes).unwrap();
+    let mut seen = Vec::new();
+    while let Some(record) = reader.next() {
+        let record = record.unwrap();
+        let frame = scalefabric_wire::frame::Frame::parse(record.link, record.data).unwrap();
+        assert!(frame.icrc_ok());
+        let headers = frame.packet.headers;
+        // Both ends are in one process: on the wire each packet is seen as it leaves and as it comes.
+        let (opcode, psn) = (headers.bth.opcode.byte(), headers.bth.psn.get());
+        if seen.iter().any(|(other, at, ..): &Seen| (*other, *at) == (opcode, psn)) {
+            continue;
+        }
+        assert_eq!(record.comment.is_some_and(|text| text.contains("same host")), way == RequestPath::Auto);
+        seen.push((
+            opcode,
+            psn,
+            headers.bth.ack_req,
+            headers.reth.map(|reth| reth.dma_len),
+            headers.aeth.map(|aeth| aeth.msn),
+            headers.atomic_ack_eth,
+            frame.packet.payload.to_vec(),
+        ));
+    }
+    seen
+}
+
+#[test]
+fn a_capture_shows_requests_to_this_host_as_the_packets_they_would_have_been() {
+    let (wire, direct) = (captured("shown-a", RequestPath::Wire), captured("shown-b", RequestPath::Auto));
+    assert_eq!(wire.len(), 2 * (3 + 1 + 1 + 3 + 1 + 1));
+    assert_eq!(direct, wire);
+}
+
 #[test]
 fn a_device_of_two_ports_has_a_gid_on_each() {
     let provider = provider("three", &[65, 66], |_| {});
