@@ -134,6 +134,36 @@ impl Egress {
         (!self.is_full()).then_some(Room { start: self.tail, size, joins: false, ip_id: 0 })
     }
 
+    /// Room for a packet of the same size behind the last one, in the same train. `None`: none now, or not in that train.
+    #[inline]
+    pub fn behind(&self, serial: u64, size: usize) -> Option<Room> {
+        let open = self.trains.back()?;
+        let joins = !open.closed
+            && open.serial == serial
+            && open.segment == size
+            && open.count < self.max_train
+            && open.len + size <= MAX_TRAIN_BYTES
+            && self.tail + size <= self.arena.len();
+        joins.then_some(Room { start: self.tail, size, joins, ip_id: open.count as u16 })
+    }
+
+    /// The bytes of such a room, and those of the packet before it.
+    #[inline]
+    pub fn bytes_behind(&mut self, room: Room) -> (&[u8], &mut [u8]) {
+        let (before, here) = self.arena.split_at_mut(room.start);
+        (&before[room.start - room.size..], &mut here[..room.size])
+    }
+
+    /// As [`Egress::commit`], for such a room.
+    #[inline]
+    pub fn commit_behind(&mut self, room: Room) {
+        if let Some(open) = self.trains.back_mut() {
+            self.tail += room.size;
+            open.len += room.size;
+            open.count += 1;
+        }
+    }
+
     /// The bytes of a room.
     #[inline]
     pub fn bytes(&mut self, room: Room) -> &mut [u8] {
@@ -342,6 +372,29 @@ mod tests {
         assert!(e.is_empty() && !e.is_blocked());
         let order: Vec<_> = port.trains.iter().map(|t| t.0).collect();
         assert_eq!(order, (0..=sent).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn behind_a_packet_there_is_room_for_its_equals_only() {
+        let (mut e, mut port) = (Egress::new(0), Recorder { room: 9, ..Recorder::default() });
+        e.begin_turn(&port);
+        assert!(e.behind(2, 40).is_none(), "no train is open");
+        put(&mut e, 1, 1, 40);
+        assert!(e.behind(3, 40).is_none() && e.behind(2, 36).is_none() && e.behind(2, 44).is_none());
+        for id in 1..4 {
+            let room = e.behind(2, 40).unwrap();
+            assert_eq!(room.ip_id, id);
+            let (before, here) = e.bytes_behind(room);
+            assert_eq!(before, [id as u8 - 1; 40]);
+            here.fill(id as u8);
+            e.commit_behind(room);
+        }
+        assert!(e.behind(2, 40).is_none(), "the port takes four to a train");
+        e.flush(&mut port, &mut Batch::default());
+        assert_eq!(port.trains[0].2, [0, 1, 2, 3].map(|id| [id; 40]).concat());
+        put(&mut e, 1, 1, 40);
+        put(&mut e, 1, 1, 20);
+        assert!(e.behind(2, 20).is_none() && e.behind(2, 40).is_none(), "a shorter one has closed the train");
     }
 
     #[test]

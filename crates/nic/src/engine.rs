@@ -21,6 +21,7 @@ use scalefabric_transport::congestion::int::{self, Trailer};
 use scalefabric_transport::host::Incoming;
 use scalefabric_transport::{Counter, DropReason, Next, Time};
 use scalefabric_verbs::{Gid, QpState, QpType, Qpn, WcStatus};
+use scalefabric_wire::opcode::Operation;
 use scalefabric_wire::packet::Packet;
 
 use crate::completion::Channel;
@@ -285,6 +286,11 @@ impl Engine {
         !fabric.wakes.is_empty() || fabric.listeners.has_wakes() || !fabric.late.is_empty()
     }
 
+    /// Whether datagrams for QP 1 are kept.
+    pub(crate) fn has_gsi(&self) -> bool {
+        !self.nic.gsi.is_empty()
+    }
+
     /// A channel to wake now that the turn is over.
     pub(crate) fn next_wake(&mut self) -> Option<Arc<Channel>> {
         self.nic.fabric.wakes.pop_front()
@@ -329,7 +335,6 @@ impl Nic {
         max: usize,
     ) -> usize {
         let port_num = index as u8 + 1;
-        self.ingress.forget_before();
         self.batch += 1;
         let count = ports[index].receive(max, &mut |datagram| self.take(now, memory, port_num, datagram));
         if count == 0 {
@@ -340,9 +345,14 @@ impl Nic {
         let mut recent = core::mem::take(&mut self.recent);
         for qp in recent.drain(..) {
             // State, timers and CQs as the packets left them.
-            self.with_qp(qp, now, memory, Some(&*ports), |_, _| ());
+            let has_work = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
+                let posted = host.side.shared.send.as_ref().map(|ring| ring.posted());
+                entry.transport.waits_for_wqe().is_none_or(|next| posted.is_some_and(|posted| posted != next))
+            });
             // The batch may have opened the window, or asked for a READ.
-            self.run.push(qp);
+            if has_work == Some(true) {
+                self.run.push(qp);
+            }
         }
         self.recent = recent;
         count
@@ -369,7 +379,6 @@ impl Nic {
         if self.take_alike(now, memory, port_num, datagram) {
             return;
         }
-        self.ingress.forget_before();
         let index = usize::from(port_num) - 1;
         let active = self.fabric.tables.port(port_num).is_some_and(|p| p.is_active());
         let batch = &mut self.fabric.batches[index];
@@ -388,20 +397,28 @@ impl Nic {
     /// Takes a datagram that is like the one before it in its train the short way; false if it has to go the long one.
     #[inline]
     fn take_alike(&mut self, now: Time, memory: &Access<'_>, port_num: u8, datagram: &Datagram<'_>) -> bool {
-        let Some((qp, alike)) = self.ingress.alike(datagram) else { return false };
+        let generation = self.fabric.tables.generation();
+        let Some((qp, alike)) = self.ingress.alike(port_num, generation, datagram) else { return false };
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return false };
-        let QpEntry { transport, side, .. } = &mut **entry;
-        let batch = &mut self.fabric.batches[usize::from(port_num) - 1];
+        let QpEntry { transport, side, touched, batch, .. } = &mut **entry;
+        let counters = &mut self.fabric.batches[usize::from(port_num) - 1];
         // The PSN first: an ICRC that is not needed costs more.
-        if transport.expected_psn() != alike.psn || !self.ingress.is_whole(datagram, batch) {
+        let is_next = transport.takes_alike() && transport.expected_psn() == alike.psn;
+        if !is_next || !self.ingress.is_whole(datagram, counters) {
             return false;
         }
         let mut host = QpHost { now, side, fabric: &mut self.fabric, memory, ports: None };
         let taken = transport.receive_alike(&mut host, &alike);
         if taken {
-            let batch = &mut self.fabric.batches[usize::from(port_num) - 1];
-            batch.count(Counter::ReceivedPackets, 1);
-            batch.count(Counter::ReceivedBytes, datagram.bytes.len() as u64);
+            if core::mem::replace(batch, self.batch) != self.batch {
+                self.recent.push(qp);
+                if !core::mem::replace(touched, true) {
+                    self.touched.push(qp);
+                }
+            }
+            let counters = &mut self.fabric.batches[usize::from(port_num) - 1];
+            counters.count(Counter::ReceivedPackets, 1);
+            counters.count(Counter::ReceivedBytes, datagram.bytes.len() as u64);
         }
         taken
     }
@@ -463,8 +480,8 @@ impl Nic {
             trailer,
         };
         transport.receive(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports: None }, &incoming);
-        if transport.takes_alike() {
-            self.ingress.remember(qp, datagram, packet);
+        if packet.headers.bth.opcode.info().operation == Operation::Write && transport.takes_alike() {
+            self.ingress.remember(qp, port_num, self.fabric.tables.generation(), datagram, packet);
         }
         true
     }

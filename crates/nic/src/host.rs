@@ -18,7 +18,8 @@ use scalefabric_verbs::{
     AddressVector, EventSubject, FlushLevel, FlushPlacement, Gid, Mtu, PKey, QpAttr, Qpn, RKey, Srqn, WcStatus,
     WorkCompletion,
 };
-use scalefabric_wire::packet::pad_count;
+use scalefabric_wire::bth;
+use scalefabric_wire::packet::{ICRC_LEN, pad_count};
 
 use crate::completion::{Channel, Pushed};
 use crate::counters::Batch;
@@ -321,6 +322,39 @@ impl QpHost<'_, '_> {
         self.fabric.datagrams[place] = (qpn, route);
     }
 
+    /// Puts a packet behind the one that this QP emitted just before, from which it differs as [`Host::emit_alike`] says.
+    #[inline]
+    fn emit_behind(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
+        let Self { side, fabric, memory, .. } = self;
+        let route = &side.routes[0];
+        let bth = &packet.headers.bth;
+        let (header_len, length) = (packet.headers.len(), payload_len(&payload));
+        let end = header_len + length.next_multiple_of(4);
+        let port_num = route.av.port_num;
+        let is_plain = fabric.faults.is_none()
+            && matches!(packet.path, Path::Primary)
+            && fabric.tables.port(port_num).is_some_and(|port| port.is_active());
+        let room =
+            if is_plain { fabric.egress[usize::from(port_num) - 1].behind(route.serial, end + ICRC_LEN) } else { None };
+        let Some(room) = room else { return self.emit_with(packet, payload, &[]) };
+        let Fabric { egress, srqs, .. } = &mut **fabric;
+        let egress = &mut egress[usize::from(port_num) - 1];
+        let (before, bytes) = egress.bytes_behind(room);
+        bytes[..bth::LEN].copy_from_slice(&before[..bth::LEN]);
+        bytes[8..bth::LEN].copy_from_slice(&(bth.psn.get() | u32::from(bth.ack_req) << 31).to_be_bytes());
+        if let (Some(reth), Some(out)) = (&packet.headers.reth, bytes[bth::LEN..header_len].first_chunk_mut()) {
+            reth.emit(out);
+        }
+        fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
+        let (transport, icrc) = bytes.split_at_mut(end);
+        if header_len + length < end {
+            transport[header_len + length..].fill(0);
+        }
+        icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
+        egress.commit_behind(room);
+        Ok(())
+    }
+
     /// Puts a packet and what stands behind its ICRC into the port's train.
     #[inline]
     fn emit_with(&mut self, packet: &Outgoing, payload: Payload<'_>, trailer: &[u8]) -> Result<(), EmitError> {
@@ -442,7 +476,11 @@ pub(crate) fn fill(
                 ring.copy_inline(index, offset, out);
                 return Ok(());
             }
-            memory.gather(side.pd, ring.sges(index), offset, out).map_err(EmitError::Local)
+            match ring.only_sge(index) {
+                Some(sge) => memory.gather_one(side.pd, &sge, offset, out),
+                None => memory.gather(side.pd, ring.sges(index), offset, out),
+            }
+            .map_err(EmitError::Local)
         }
         Payload::Remote(access) => {
             let peer = peer(side, srqs, access.xrc_srqn).map_err(EmitError::Access)?;
@@ -618,6 +656,11 @@ impl Host for QpHost<'_, '_> {
     #[inline]
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
         self.emit_with(packet, payload, &[])
+    }
+
+    #[inline]
+    fn emit_alike(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
+        self.emit_behind(packet, payload)
     }
 
     fn emit_trailed(

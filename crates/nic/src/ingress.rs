@@ -110,9 +110,12 @@ type KnownFlow = (IpAddr, IpAddr, u16, Sender);
 /// Bytes of the BTH that name the opcode, the flags, the P_Key and the destination.
 const HEAD: usize = 8;
 
-/// A datagram that was delivered to a QP, for the next one, which in a train differs in little: what these decide need
+/// A request that was delivered to a QP, for the next one, which in a train differs in little: what these decide need
 /// not be decided again.
 struct Before {
+    port_num: u8,
+    /// Generation of the tables that it was checked against.
+    generation: u32,
     src: IpAddr,
     dst: IpAddr,
     src_port: u16,
@@ -153,18 +156,13 @@ impl Ingress {
         self.handover = Some(handover);
     }
 
-    /// The datagrams that come now have nothing to do with those before: a batch begins, or what a datagram is compared with is not
-    /// the one before it.
-    #[inline]
-    pub fn forget_before(&mut self) {
-        self.before = None;
-    }
-
-    /// The datagram went to that QP, which takes others like it the short way.
-    pub fn remember(&mut self, qp: u16, datagram: &Datagram<'_>, packet: &Packet<'_>) {
+    /// The datagram went to that QP, which takes others like it the short way while the tables are of that generation.
+    pub fn remember(&mut self, qp: u16, port_num: u8, generation: u32, datagram: &Datagram<'_>, packet: &Packet<'_>) {
         let Some(head) = datagram.bytes.first_chunk() else { return };
         let (src, dst, src_port) = (datagram.src, datagram.dst, datagram.src_port);
         self.before = Some(Before {
+            port_num,
+            generation,
             src,
             dst,
             src_port,
@@ -179,10 +177,12 @@ impl Ingress {
     /// If the datagram is like the one before it: the QP, and what it does not share with that one. Whether it is whole has to be
     /// asked of [`Ingress::is_whole`].
     #[inline]
-    pub fn alike<'a>(&self, datagram: &Datagram<'a>) -> Option<(u16, Alike<'a>)> {
+    pub fn alike<'a>(&self, port_num: u8, generation: u32, datagram: &Datagram<'a>) -> Option<(u16, Alike<'a>)> {
         let before = self.before.as_ref()?;
         let bytes = datagram.bytes;
         let same = bytes.first_chunk() == Some(&before.head)
+            && port_num == before.port_num
+            && generation == before.generation
             && datagram.src_port == before.src_port
             && datagram.traffic_class == before.traffic_class
             && datagram.src == before.src
@@ -205,7 +205,12 @@ impl Ingress {
     #[inline]
     pub fn is_whole(&mut self, datagram: &Datagram<'_>, batch: &mut Batch) -> bool {
         let Some(flow) = self.before.as_ref().map(|before| before.flow) else { return false };
-        let Some((_, _, _, sender)) = self.flows[flow].as_mut() else { return false };
+        // Another flow may have taken its place meanwhile.
+        let (src, dst, port) = (datagram.src, datagram.dst, datagram.src_port);
+        let sender = match &mut self.flows[flow] {
+            Some((s, d, p, sender)) if *p == port && *s == src && *d == dst => sender,
+            _ => return false,
+        };
         match sender.check(datagram.ip_id, datagram.bytes, &mut self.inverse) {
             Check::Ok => true,
             Check::OkWithId(_) => {

@@ -359,6 +359,11 @@ pub trait Host {
 
     /// Sends a packet. A port that is down or a GID that is gone loses it silently (counted): like a wire.
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError>;
+    /// The same for a packet that differs from the one that this QP emitted just before, in the same call, in PSN, AckReq, the RETH
+    /// and what the payload says; not in the payload's length. By default it is made anew.
+    fn emit_alike(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
+        self.emit(packet, payload)
+    }
     /// The same with a telemetry trailer behind the ICRC ([`crate::congestion::int`]). A host whose packets have none sends the
     /// packet alone.
     fn emit_trailed(

@@ -16,6 +16,7 @@ impl QueuePair {
     /// Changes attributes and state by the table of `verbs::state`; all or nothing. What the QP has in its queues is
     /// flushed on the way to ERR; on the way to RESET the host drops it.
     pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
+        self.alike = None;
         let from = self.ctx.state;
         let to = check_modify(self.ctx.qp_type, from, attr, mask)?;
         self.check_draining(to, mask)?;

@@ -92,8 +92,8 @@ pub struct QueuePair {
     pub(crate) ctx: Context,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// The last packet passed admission, and those like it take the short way.
-    alike: Option<Position>,
+    /// The last request passed admission, and those like it take the short way. Forgotten when attributes or state change.
+    pub(crate) alike: Option<Position>,
 }
 
 impl QueuePair {
@@ -263,7 +263,6 @@ impl QueuePair {
 
     /// Takes a packet that was addressed to this QP.
     pub fn receive<H: Host>(&mut self, host: &mut H, packet: &Incoming<'_>) {
-        self.alike = None;
         let Some(admitted) = admission::admit(&mut self.ctx, host, packet) else { return };
         if admitted.receiver == Receiver::Controller {
             host.count(Counter::HandledCnps, 1);
@@ -289,17 +288,16 @@ impl QueuePair {
             }
             return;
         }
+        self.alike = None;
         if let Err(fatal) = self.responder.receive(&self.ctx, host, &admitted) {
             return self.enter_error(host, fatal.event);
         }
-        if !admitted.migrate {
-            self.alike = Responder::place_of_alike(&self.ctx, &admitted);
-        }
+        self.alike = Responder::place_of_alike(&self.ctx, &admitted);
     }
 
     /// Takes a packet that came by the same port, from and to the same addresses, with the same traffic class and the same first
-    /// eight bytes of BTH as the last one that [`QueuePair::receive`] took, in the same batch: nothing but packets has
-    /// reached this QP since. False if it has to go there, too; then nothing has happened.
+    /// eight bytes of BTH as the last request that [`QueuePair::receive`] took, while GIDs and P_Keys are what they were then. False if
+    /// it has to go there, too; then nothing has happened.
     #[inline]
     pub fn receive_alike<H: Host>(&mut self, host: &mut H, packet: &Alike<'_>) -> bool {
         match self.alike {
@@ -313,9 +311,19 @@ impl QueuePair {
         self.responder.expected_psn()
     }
 
-    /// Whether the last packet that [`QueuePair::receive`] took was one of those for which [`QueuePair::receive_alike`] is made.
+    /// Whether the last request that [`QueuePair::receive`] took was one of those for which [`QueuePair::receive_alike`] is made. A
+    /// change of attributes or state forgets it.
     pub fn takes_alike(&self) -> bool {
         self.alike.is_some()
+    }
+
+    /// The index of the send WQE that [`QueuePair::transmit`] would begin or go on with, were there nothing to answer; `None` if it
+    /// may have something else to do.
+    #[inline]
+    pub fn waits_for_wqe(&self) -> Option<u32> {
+        let plain =
+            self.ctx.state == QpState::Rts && self.requester.control.is_none() && self.responder.owes_ack_at_most();
+        plain.then_some(self.requester.sending.wqe)
     }
 
     /// Ends a batch of received packets: sends the ACK that covers them all. True if [`QueuePair::transmit`] has answers

@@ -345,7 +345,18 @@ impl Sender {
     #[inline]
     pub fn check(&mut self, ip_id_guess: u16, bytes_with_icrc: &[u8], cache: &mut InverseCache) -> Check {
         let predicted = if self.apart && ip_id_guess == 0 { self.next } else { ip_id_guess };
-        let (check, id) = match self.flow.check(predicted, bytes_with_icrc, cache) {
+        let check = self.flow.check(predicted, bytes_with_icrc, cache);
+        if check == Check::Ok && !self.apart {
+            self.steady = (self.steady + 1).min(2 * Self::STEADY);
+            return check;
+        }
+        self.learn(ip_id_guess, predicted, check)
+    }
+
+    /// What follows from a packet whose identification was not as the port said, or may not have been.
+    #[inline(never)]
+    fn learn(&mut self, ip_id_guess: u16, predicted: u16, check: Check) -> Check {
+        let (check, id) = match check {
             Check::Bad => return Check::Bad,
             Check::Ok => (Check::Ok, predicted),
             // What the port said was right after all.

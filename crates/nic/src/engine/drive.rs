@@ -581,7 +581,21 @@ impl Core {
 
     /// Gives the lock back, wakes who sleeps, and tells the worker of an earlier deadline. Whoever calls it looks at the
     /// doorbells afterwards ([`Core::serve`]).
-    fn release(&self, mut guard: Inside<'_, State>, now: Time, turn: Option<Turn>) {
+    #[inline]
+    fn release(&self, guard: Inside<'_, State>, now: Time, turn: Option<Turn>) {
+        if guard.engine.has_wakes() || guard.engine.has_gsi() {
+            return self.release_and_wake(guard, now, turn);
+        }
+        // Under the lock, as below.
+        let kick = turn.and_then(|turn| self.kick_wanted(now, &turn));
+        drop(guard);
+        if let (Some(at), Some(kick)) = (kick, self.kick.get()) {
+            kick.kick(at);
+        }
+    }
+
+    /// [`Core::release`], when somebody waits for what happened.
+    fn release_and_wake(&self, mut guard: Inside<'_, State>, now: Time, turn: Option<Turn>) {
         let mut wakes: [Option<Arc<Channel>>; WAKES] = [const { None }; WAKES];
         let mut count = 0;
         while let Some(channel) = guard.engine.next_wake() {

@@ -225,6 +225,20 @@ impl Access<'_> {
         self.pieces(pd, sges, offset, out.len(), false, |at, range| unsafe { copy::copy_out(at, &mut out[range]) })
     }
 
+    /// The same for an SGL of one SGE.
+    #[inline]
+    pub fn gather_one(&self, pd: PdId, sge: &Sge, offset: u32, out: &mut [u8]) -> Result<(), LocalFault> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        if u64::from(offset) + out.len() as u64 > u64::from(sge.length) {
+            return Err(LocalFault::OutOfBounds);
+        }
+        let from = self.local(pd, sge, false)?.wrapping_add(offset as usize);
+        // SAFETY: as in `gather`.
+        unsafe { copy::copy_out(from, out) }.map_err(|Gone| LocalFault::Gone)
+    }
+
     /// Writes `data` into the SGL's bytes from `offset`, in the order of [`copy`]. As [`Access::gather`] otherwise.
     pub fn scatter(
         &self,

@@ -193,6 +193,14 @@ impl SendRing {
         (0..count).map(move |i| slot.sge(data_word + 2 * i))
     }
 
+    /// Engine: its SGE, if it has only one.
+    #[inline]
+    pub fn only_sge(&self, index: u32) -> Option<Sge> {
+        let slot = self.slot(index);
+        let count = (slot.get(CONTROL) >> 16) as u8;
+        (count == 1).then(|| slot.sge(self.data_word))
+    }
+
     /// Engine: copies inline bytes from `offset`. The caller stays inside the WQE's length.
     pub fn copy_inline(&self, index: u32, offset: u32, out: &mut [u8]) {
         self.slot(index).get_bytes(self.data_word, offset as usize, out);

@@ -98,6 +98,7 @@ impl Requester {
         let pmtu = ctx.pmtu();
         let mut outgoing = self.model(ctx, host, WRITE_ONLY);
         outgoing.headers.bth.ack_req = true;
+        let mut before = None;
         while *budget > 0 && wqe.length <= pmtu {
             if wqe.flags.contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
                 break;
@@ -109,7 +110,12 @@ impl Requester {
                 0 => Payload::None,
                 length => Payload::Wqe { index: self.sending.wqe, offset: 0, length },
             };
-            host.emit(&outgoing, payload)?;
+            if before == Some(wqe.length) {
+                host.emit_alike(&outgoing, payload)?
+            } else {
+                host.emit(&outgoing, payload)?
+            }
+            before = Some(wqe.length);
             *budget -= 1;
             self.inflight = inflight;
             self.ack_request.sent(true);
@@ -134,6 +140,7 @@ impl Requester {
         let last = wqe.length.div_ceil(pmtu).saturating_sub(1);
         let cost = pmtu + PACKET_COST;
         let mut outgoing = self.model(ctx, host, WRITE_MIDDLE);
+        let mut is_first = true;
         while *budget > 0 && self.sending.packet < last {
             let Some(inflight) = self.room_for(ctx, cost) else { break };
             let ack_req = self.ack_request.decide(Occasion {
@@ -143,7 +150,13 @@ impl Requester {
             });
             (outgoing.headers.bth.psn, outgoing.headers.bth.ack_req) = (self.sending.psn, ack_req);
             let offset = self.sending.packet * pmtu;
-            host.emit(&outgoing, Payload::Wqe { index: self.sending.wqe, offset, length: pmtu })?;
+            let payload = Payload::Wqe { index: self.sending.wqe, offset, length: pmtu };
+            if is_first {
+                host.emit(&outgoing, payload)?
+            } else {
+                host.emit_alike(&outgoing, payload)?
+            }
+            is_first = false;
             *budget -= 1;
             self.inflight = inflight;
             self.ack_request.sent(ack_req);

@@ -5,7 +5,7 @@
 //! It does only what succeeds. Whatever a request can be refused for, or is out of order, goes the long way (`walk`), which says why;
 //! nothing has happened then. The two ways are twins: `tests/alike.rs` lets them take the same packets.
 
-use scalefabric_verbs::{AccessFlags, QpType};
+use scalefabric_verbs::{AccessFlags, MigState, QpType};
 use scalefabric_wire::Psn;
 use scalefabric_wire::opcode::{Operation, Position};
 use scalefabric_wire::packet::Reth;
@@ -33,6 +33,8 @@ impl Responder {
     /// The place in a message of packets like this one, if they may take the short way.
     pub(crate) fn place_of_alike(ctx: &Context, admitted: &Admitted<'_>) -> Option<Position> {
         let plain = ctx.qp_type == QpType::Rc
+            // In another state a packet may change the path.
+            && ctx.attr.path_mig_state == MigState::Migrated
             && admitted.receiver == Receiver::Responder
             && admitted.info.operation == Operation::Write
             && matches!(admitted.info.position, Position::Only | Position::Middle)

@@ -296,6 +296,12 @@ impl Responder {
         self.verdict != Verdict::None || self.resources.first_unsent().is_some()
     }
 
+    /// True if the peer is owed nothing, or an ACK that the end of the batch sends.
+    #[inline]
+    pub fn owes_ack_at_most(&self) -> bool {
+        matches!(self.verdict, Verdict::None | Verdict::Ack) && self.resources.first_unsent().is_none()
+    }
+
     /// When [`Responder::on_timer`] has something to do: never, the responder waits for packets only.
     pub fn deadline(&self) -> Option<Time> {
         None

@@ -55,7 +55,7 @@ fn apply(d: &mut Dialogue, act: &Act, wr_id: u64) {
                 2 => (FADD, &[piece(0x1000, 8)][..]),
                 3 => (WqeOp::Send, &good[..]),
                 4 => (WqeOp::LocalInv { rkey: scalefabric_verbs::RKey(0x77) }, &[][..]),
-                5 if length % 7 == 0 => (WRITE, &bad[..]),
+                5 if length.is_multiple_of(7) => (WRITE, &bad[..]),
                 _ => (WRITE, &good[..]),
             };
             let pieces = if pieces.first().is_some_and(|piece| piece.length == 0) { &[] } else { pieces };
