@@ -17,7 +17,7 @@ pub mod gsi;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use scalefabric_transport::congestion::int::{self, Trailer};
+use scalefabric_transport::congestion::int::{self, NoTrailer, Trailer};
 use scalefabric_transport::host::Incoming;
 use scalefabric_transport::{Counter, DropReason, Next, Time};
 use scalefabric_verbs::{Gid, QpState, QpType, Qpn, WcStatus};
@@ -385,11 +385,18 @@ impl Nic {
         if !active {
             return batch.drop_packet(DropReason::PortDown);
         }
-        if datagram.bytes.get(int::FLAGS_AT).is_some_and(|flags| flags & int::TRAILED != 0)
-            && let Some((packet, trailer)) = int::split(datagram.bytes)
-        {
-            let datagram = Datagram { bytes: packet, ..*datagram };
-            return self.take_packet(now, memory, port_num, &datagram, Some(&trailer));
+        if datagram.bytes.get(int::FLAGS_AT).is_some_and(|flags| flags & int::TRAILED != 0) {
+            match int::split(datagram.bytes) {
+                Ok((packet, trailer)) => {
+                    let datagram = Datagram { bytes: packet, ..*datagram };
+                    return self.take_packet(now, memory, port_num, &datagram, Some(&trailer));
+                }
+                // Receivers ignore reserved bits: the packet is judged as it is.
+                Err(NoTrailer::Absent) => {}
+                Err(NoTrailer::UnknownVersion | NoTrailer::Contradiction) => {
+                    return batch.drop_packet(DropReason::BadTrailer);
+                }
+            }
         }
         self.take_packet(now, memory, port_num, datagram, None);
     }

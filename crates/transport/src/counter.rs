@@ -57,6 +57,7 @@ counted! {
         PortDown "drop_port_down" "The port was down.";
         Fault "drop_fault" "Dropped on purpose by the configured faults.";
         MailboxFull "drop_mailbox_full" "It was for another process of the shared device, whose mailbox was full.";
+        BadTrailer "drop_bad_trailer" "A telemetry trailer of a version that is not known here, or one that contradicts itself.";
         EgressError "drop_egress_error" "The operating system refused to send it.";
     }
 }
@@ -96,6 +97,8 @@ counted! {
         Migrations "path_migrations" "Automatic path migrations.";
         LinkDowned "link_downed" "Times the port went down (rxe).";
         DirectRequests "direct_requests" "Requests to QPs of the same host that the requester executed itself, without packets. The requester's process counts both sides: the target does not know of them.";
+        IgnoredTrailers "telemetry_ignored" "Telemetry trailers taken off and not used: of a kind that does not fit the packet, or nobody here asked for it.";
+        TelemetryFallbacks "telemetry_fallbacks" "QPs whose controller needs telemetry, heard none, and became without_telemetry.";
         SolvedIpIds "solved_ip_ids" "Packets whose IPv4 ID had to be solved for, to check the ICRC.";
     }
 }

@@ -150,6 +150,9 @@ impl QueuePair {
         }
         profile.check(route)?;
         fallback.check(route)?;
+        // Without acknowledges nobody brings telemetry back; marks are answered with CNPs all the same.
+        let blind = profile.needs_telemetry() && !self.ctx.is_reliable();
+        let profile = if blind { fallback } else { profile };
         self.requester.control = Controlled::new(profile, fallback, route, burst_bytes);
         let other = if profile.needs_telemetry() { fallback.cnp_interval_ns() } else { None };
         if let Some(interval) = profile.cnp_interval_ns().or(other) {

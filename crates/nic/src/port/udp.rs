@@ -472,9 +472,9 @@ pub(crate) fn reseal(datagram: &mut [u8], train: &Train<'_>, ip_id: u16) {
     };
     // Behind the ICRC there may be a telemetry trailer.
     let trailed = datagram.get(int::FLAGS_AT).is_some_and(|flags| flags & int::TRAILED != 0);
-    let packet = match trailed.then(|| int::split(datagram)).flatten() {
-        Some((packet, _)) => packet.len(),
-        None => datagram.len(),
+    let packet = match trailed.then(|| int::split(datagram)) {
+        Some(Ok((packet, _))) => packet.len(),
+        _ => datagram.len(),
     };
     if let Some((body, icrc)) = datagram[..packet].split_last_chunk_mut::<4>() {
         *icrc = flow.icrc(ip_id, body).to_le_bytes();

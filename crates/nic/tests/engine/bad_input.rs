@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use scalefabric_nic::port::memory::WirePacket;
 use scalefabric_transport::DropReason;
+use scalefabric_transport::congestion::int;
 use scalefabric_verbs::*;
 use scalefabric_wire::icrc::Flow;
 
@@ -99,6 +100,28 @@ fn each_early_check_has_its_reason() {
     let mut damaged = sealed(bth(0x04, 0, 0x01_0001));
     damaged[9] ^= 1;
     one_drop(damaged, DropReason::BadIcrc);
+}
+
+#[test]
+fn a_bad_telemetry_trailer_has_its_reason_and_a_reserved_bit_alone_harms_nothing() {
+    // To a QP that is not there: that is the reason as soon as the trailer is not.
+    let with = |change: fn(&mut [u8; int::LEN])| {
+        let mut bytes = sealed(vec![0x04, 0, 0xff, 0xff, 0, 0x01, 0x77, 0x77, 0, 0, 0, 0]);
+        bytes[int::FLAGS_AT] |= int::TRAILED;
+        let mut trailer = int::ROOM;
+        change(&mut trailer);
+        bytes.extend(trailer);
+        bytes
+    };
+    one_drop(with(|_| ()), DropReason::NoSuchQp);
+    one_drop(with(|trailer| trailer[int::LEN - 4] += 1), DropReason::BadTrailer);
+    one_drop(with(|trailer| trailer[int::LEN - 2] = 5), DropReason::BadTrailer);
+    one_drop(with(|trailer| trailer[int::LEN - 1] = 255), DropReason::BadTrailer);
+    // What does not begin as one is a part of the packet, which is damaged then.
+    one_drop(with(|trailer| trailer[int::LEN - 8] = 0), DropReason::BadIcrc);
+    let mut alone = with(|_| ());
+    alone.truncate(alone.len() - int::LEN);
+    one_drop(alone, DropReason::NoSuchQp);
 }
 
 #[test]

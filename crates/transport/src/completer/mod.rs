@@ -14,6 +14,7 @@ use scalefabric_wire::opcode::Operation;
 use scalefabric_wire::packet::Syndrome;
 
 use crate::admission::Admitted;
+use crate::congestion::int::Trailer;
 use crate::congestion::{Event, Loss};
 use crate::context::Context;
 use crate::counter::{Counter, DropReason};
@@ -47,12 +48,26 @@ impl Requester {
     ) -> Result<(), Stop> {
         let Some(expected) = self.check_psn(host, response) else { return Ok(()) };
         if let Some(control) = &mut self.control {
-            control.hear(response.packet.trailer);
+            control.hear(None);
+        }
+        if let Some(trailer) = response.packet.trailer {
+            self.hear_trailer(host, response.info.operation, trailer);
         }
         match response.info.operation {
             Operation::ReadResponse => self.receive_read(ctx, host, &expected),
             Operation::AtomicAcknowledge => self.receive_atomic(ctx, host, &expected),
             _ => self.receive_ack(ctx, host, &expected),
+        }
+    }
+
+    /// An ACK brings back what switches wrote on a request; on a READ response they wrote about its own way.
+    #[cold]
+    fn hear_trailer<H: Host>(&mut self, host: &mut H, operation: Operation, trailer: &Trailer) {
+        let wanting = self.control.as_deref_mut().filter(|control| control.wants_telemetry());
+        match (wanting, operation, trailer) {
+            (Some(control), Operation::ReadResponse, Trailer::Request(records))
+            | (Some(control), Operation::Acknowledge, Trailer::Echo(records)) => control.hear(Some(records)),
+            _ => host.count(Counter::IgnoredTrailers, 1),
         }
     }
 
@@ -147,21 +162,25 @@ impl Requester {
         self.retire_local(ctx, host);
         self.inflight = self.inflight.saturating_sub(bytes);
         if bytes > 0 {
-            self.tell_acknowledged(host, bytes, ecn_echo);
+            self.tell_acknowledged(ctx, host, bytes, ecn_echo, true);
             self.moved = true;
         }
         covered
     }
 
-    /// Tells the controller, if there is one, with the round trip time if the packet whose answer is awaited was answered.
+    /// Tells the controller, if there is one, with the round trip time if the packet whose answer is awaited was answered. `has_room`: answers
+    /// of this kind bring telemetry where there is any.
     #[inline]
-    fn tell_acknowledged<H: Host>(&mut self, host: &H, bytes: u32, ecn_echo: bool) {
+    fn tell_acknowledged<H: Host>(&mut self, ctx: &Context, host: &mut H, bytes: u32, ecn_echo: bool, has_room: bool) {
         let Some(control) = &mut self.control else { return };
         let now = host.now();
         let acked = self.acked.psn;
         let probe = self.rtt_probe.take_if(|(psn, _)| psn.is_before(acked));
         let rtt_ps = probe.map(|(_, at)| now.since(at).saturating_mul(1_000));
-        control.acknowledged(now, bytes, rtt_ps, ecn_echo);
+        let silence = control.is_silent(acked, ctx.telemetry, has_room);
+        if control.acknowledged(now, bytes, rtt_ps, ecn_echo, silence) {
+            host.count(Counter::TelemetryFallbacks, 1);
+        }
     }
 
     /// Completes the WQEs at `acked` that never left the NIC and were executed.
@@ -192,7 +211,8 @@ impl Requester {
             self.complete(ctx, host, &wqe, WcStatus::Success);
         }
         self.retire_local(ctx, host);
-        self.tell_acknowledged(host, bytes, false);
+        let has_room = wqe.op.completion() == Kind::Read;
+        self.tell_acknowledged(ctx, host, bytes, false, has_room);
         self.moved = true;
     }
 

@@ -9,8 +9,8 @@
 //! them. `alpha` decays lazily: nothing wakes anybody every microsecond.
 
 use super::moment::Moment;
-use super::pace::Pace;
 use super::parameter::parameters;
+use super::throttle::Throttle;
 use super::{Controller, Event, Invalid, Route};
 
 parameters! {
@@ -19,7 +19,7 @@ parameters! {
         dce_tcp_rtt_ns: u64, 100 ..= 1_000_000_000,
             "Time between two updates of alpha, ns.",
             "Short: alpha forgets a congestion before the next CNP can come, and cuts become small. Long: it remembers for ever, and each cut halves the rate.",
-            "ConnectX firmware DCE_TCP_RTT 1 us; paper 55 us.";
+            "ConnectX firmware DCE_TCP_RTT 1 us, stretched below 25 Gb/s; paper 55 us.";
         dce_tcp_g: f64, 0.000_001 ..= 1,
             "Weight of an interval in alpha.",
             "Small: alpha hardly moves. 1: alpha is 0 or 1, and the rate is halved or left.",
@@ -31,7 +31,7 @@ parameters! {
         rate_reduce_monitor_period_ns: u64, 0 ..= 1_000_000_000,
             "Time between two cuts, ns. 0: each CNP cuts at once, as in the paper.",
             "Short with many CNPs: the rate collapses before the network can show that it fell. Long: queues grow meanwhile.",
-            "ConnectX firmware 4 us; reference simulator's paper timers 50 us.";
+            "ConnectX firmware 4 us, stretched below 25 Gb/s; paper 0; reference simulator's paper timers 50 us.";
         rpg_gd: u64, 10 ..= 15,
             "The cut is alpha * 2^10 / 2^rpg_gd of the rate.",
             "10: up to all of it. 15: up to a thirty-second, which incast outruns.",
@@ -43,7 +43,7 @@ parameters! {
         rpg_time_reset_ns: u64, 1_000 ..= 10_000_000_000,
             "Period of the timer of rate increase, ns.",
             "Short: queues never drain. Long: the link idles after a congestion.",
-            "ConnectX firmware 300 us; paper and reference simulator's paper timers 55 us.";
+            "ConnectX firmware 300 us, stretched below 25 Gb/s; paper 55 us.";
         rpg_byte_reset: u64, 0 ..= 1_000_000_000_000,
             "Bytes of the byte counter of rate increase. 0: no byte counter.",
             "Small: fast senders rise faster than slow ones, and fairness suffers. Large: only the timer counts.",
@@ -55,7 +55,7 @@ parameters! {
         rpg_ai_rate_bps: u64, 1_000 ..= 1_000_000_000_000,
             "What active increase adds to the target, bit/s.",
             "Small: freed bandwidth is found late. Large: many senders together overrun the link at each step.",
-            "ConnectX firmware 5 Mb/s at 25 Gb/s and below, in proportion above (reference simulator); paper 40 Mb/s at 40 Gb/s, in proportion.";
+            "ConnectX firmware 5 Mb/s, taken to be for 25 Gb/s and in proportion (reference simulator); paper 40 Mb/s at 40 Gb/s, in proportion.";
         rpg_hai_rate_bps: u64, 1_000 ..= 1_000_000_000_000,
             "What hyper increase adds to the target, bit/s.",
             "As with rpg_ai_rate_bps.",
@@ -83,7 +83,7 @@ parameters! {
         min_time_between_cnps_ns: u64, 0 ..= 1_000_000_000,
             "Of the receiver: time between two CNPs for a QP, ns.",
             "0: a CNP for each marked packet. Long: the sender hears late.",
-            "ConnectX firmware 4 us; paper 50 us; the reference simulator flags each ACK.";
+            "ConnectX firmware 4 us, stretched below 25 Gb/s; paper 50 us; the reference simulator flags each ACK.";
         window: bool, 0 ..= 1,
             "Whether a window of the bandwidth-delay product times rate / line rate holds packets back, too.",
             "True needs an ACK for every few packets, or the sender stops between them.",
@@ -91,37 +91,47 @@ parameters! {
     }
 }
 
-/// A value for 25 Gb/s and below that grows in proportion above.
-fn above_25g(value: u64, line_rate_bps: u64) -> u64 {
-    (value as f64 * (line_rate_bps as f64 / 25e9).max(1.0)) as u64
+/// A time that is meant for links of `from_bps` and faster. On slower ones it grows in proportion, so that as many packets pass in it: else the
+/// next mark comes when `alpha` has forgotten the last one, and each marked packet is a congestion of its own.
+fn stretched(ns: u64, from_bps: u64, line_rate_bps: u64) -> u64 {
+    let line = line_rate_bps.max(1);
+    if line >= from_bps {
+        ns
+    } else {
+        (u128::from(ns) * u128::from(from_bps) / u128::from(line)).min(1_000_000_000) as u64
+    }
 }
 
+/// Links for which the firmware's times are.
+const FIRMWARE_BPS: u64 = 25_000_000_000;
+
 impl Parameters {
-    /// ConnectX's firmware: its timers, its byte counter.
+    /// ConnectX's firmware: its timers, its byte counter. Below 25 Gb/s times are stretched and increases shrink in proportion.
     pub fn connectx(line_rate_bps: u64) -> Self {
+        let time = |ns| stretched(ns, FIRMWARE_BPS, line_rate_bps);
         Self {
-            dce_tcp_rtt_ns: 1_000,
+            dce_tcp_rtt_ns: time(1_000),
             dce_tcp_g: 5.0 / 1024.0,
             initial_alpha_value: 1023.0 / 1024.0,
-            rate_reduce_monitor_period_ns: 4_000,
+            rate_reduce_monitor_period_ns: time(4_000),
             rpg_gd: 11,
             rpg_min_dec_fac: 50.0,
-            rpg_time_reset_ns: 300_000,
+            rpg_time_reset_ns: time(300_000),
             rpg_byte_reset: 32_767,
             rpg_threshold: 1,
-            rpg_ai_rate_bps: above_25g(5_000_000, line_rate_bps),
-            rpg_hai_rate_bps: above_25g(50_000_000, line_rate_bps),
+            rpg_ai_rate_bps: (line_rate_bps / 5_000).max(1_000),
+            rpg_hai_rate_bps: (line_rate_bps / 500).max(1_000),
             rpg_min_rate_bps: 1_000_000,
             rpg_max_rate_bps: 0,
             rate_to_set_on_first_cnp_bps: 0,
             clamp_tgt_rate: false,
             clamp_tgt_rate_after_time_inc: true,
-            min_time_between_cnps_ns: 4_000,
+            min_time_between_cnps_ns: time(4_000),
             window: false,
         }
     }
 
-    /// The paper's.
+    /// The paper's, with its times at every rate.
     pub fn paper(line_rate_bps: u64) -> Self {
         let increase = (line_rate_bps / 1_000).max(1_000_000);
         Self {
@@ -141,15 +151,16 @@ impl Parameters {
         }
     }
 
-    /// As HPCC's simulator has it ("dcqcn"): the firmware's timers, no byte counter, a CNP flag in each ACK.
+    /// As HPCC's simulator has it ("dcqcn"): the firmware's timers at every rate, no byte counter, a CNP flag in each ACK.
     pub fn reference(line_rate_bps: u64) -> Self {
         Self {
+            dce_tcp_rtt_ns: 1_000,
+            rate_reduce_monitor_period_ns: 4_000,
+            rpg_time_reset_ns: 300_000,
             dce_tcp_g: 1.0 / 256.0,
             initial_alpha_value: 1.0,
             rpg_byte_reset: 0,
-            rpg_ai_rate_bps: line_rate_bps / 5_000,
-            rpg_hai_rate_bps: line_rate_bps / 500,
-            rpg_min_rate_bps: line_rate_bps / 100,
+            rpg_min_rate_bps: (line_rate_bps / 100).max(1_000),
             min_time_between_cnps_ns: 0,
             ..Self::connectx(line_rate_bps)
         }
@@ -197,11 +208,7 @@ impl Parameters {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dcqcn {
     parameters: Parameters,
-    top_bps: u64,
-    line_rate_bps: u64,
-    bdp_bytes: u64,
-    burst_bytes: u64,
-    rate_bps: u64,
+    throttle: Throttle,
     target_bps: u64,
     /// `None`: no CNP has come yet.
     alpha: Option<f64>,
@@ -218,22 +225,17 @@ pub struct Dcqcn {
     time_stage: u32,
     byte_stage: u32,
     bytes_left: u64,
-    pace: Pace,
 }
 
 /// Increases that one event may catch up with. A sender that slept longer begins its timer anew.
 const CATCH_UP: u32 = 10_000;
 
 impl Dcqcn {
-    /// At line rate, as every new QP begins. `burst_bytes`: see [`Pace::sent`].
+    /// At line rate, as every new QP begins. `burst_bytes`: see [`super::Pace::sent`].
     pub fn new(parameters: Parameters, route: &Route, burst_bytes: u64) -> Self {
         let top_bps = parameters.top_rate(route);
         Self {
-            top_bps,
-            line_rate_bps: route.line_rate_bps.max(1),
-            bdp_bytes: route.bdp_bytes(),
-            burst_bytes,
-            rate_bps: top_bps,
+            throttle: Throttle::new(route, top_bps, parameters.window.then(|| route.bdp_bytes()), burst_bytes),
             target_bps: top_bps,
             alpha: None,
             alpha_at: Moment(0),
@@ -244,7 +246,6 @@ impl Dcqcn {
             time_stage: 0,
             byte_stage: 0,
             bytes_left: parameters.rpg_byte_reset,
-            pace: Pace::default(),
             parameters,
         }
     }
@@ -314,8 +315,8 @@ impl Dcqcn {
             // Behind the update of alpha that falls due at the same time.
             self.decrease_at = now.after(self.monitor_ps() + 1_000);
             if p.rate_to_set_on_first_cnp_bps != 0 {
-                self.rate_bps = p.rate_to_set_on_first_cnp_bps.min(self.top_bps);
-                self.target_bps = self.rate_bps;
+                self.throttle.set(p.rate_to_set_on_first_cnp_bps, 1);
+                self.target_bps = self.throttle.rate_bps;
             }
         }
         if self.monitor_ps() == 0 {
@@ -337,11 +338,11 @@ impl Dcqcn {
         let p = &self.parameters;
         let raised = self.byte_stage != 0 || (p.clamp_tgt_rate_after_time_inc && self.time_stage != 0);
         if p.clamp_tgt_rate || raised {
-            self.target_bps = self.rate_bps;
+            self.target_bps = self.throttle.rate_bps;
         }
         let part = self.alpha.unwrap_or(0.0) * 1024.0 / (1u64 << p.rpg_gd) as f64;
         let left = (1.0 - part).max(p.rpg_min_dec_fac / 100.0);
-        self.rate_bps = ((self.rate_bps as f64 * left) as u64).max(p.rpg_min_rate_bps).min(self.top_bps).max(1);
+        self.throttle.set((self.throttle.rate_bps as f64 * left) as u64, p.rpg_min_rate_bps);
         self.time_stage = 0;
         self.byte_stage = 0;
         self.bytes_left = p.rpg_byte_reset;
@@ -358,17 +359,16 @@ impl Dcqcn {
         };
         if most >= threshold {
             let step = if least > threshold { p.rpg_hai_rate_bps } else { p.rpg_ai_rate_bps };
-            self.target_bps = self.target_bps.saturating_add(step).min(self.top_bps);
+            self.target_bps = self.target_bps.saturating_add(step).min(self.throttle.top_bps);
         }
         // Rounded up, so that the target is reached.
-        self.rate_bps =
-            (self.rate_bps / 2 + self.target_bps / 2 + ((self.rate_bps & 1) + (self.target_bps & 1)).div_ceil(2))
-                .min(self.top_bps);
+        let (rate, target) = (self.throttle.rate_bps, self.target_bps);
+        self.throttle.set(rate / 2 + target / 2 + ((rate & 1) + (target & 1)).div_ceil(2), 1);
     }
 
     /// At the top nothing is left to increase: the timer rests until the next cut.
     fn rest(&mut self) {
-        if self.rate_bps >= self.top_bps && self.target_bps >= self.top_bps {
+        if self.throttle.rate_bps >= self.throttle.top_bps && self.target_bps >= self.throttle.top_bps {
             self.increase_at = None;
         }
     }
@@ -410,7 +410,7 @@ impl Controller for Dcqcn {
         self.advance(now);
         match event {
             Event::Sent { wire_bytes, .. } => {
-                self.pace.sent(now, wire_bytes, self.rate_bps, self.burst_bytes);
+                self.throttle.sent(now, wire_bytes);
                 self.count_bytes(wire_bytes);
             }
             Event::Cnp => self.notified(now),
@@ -421,19 +421,15 @@ impl Controller for Dcqcn {
     }
 
     fn window_bytes(&self) -> u64 {
-        if !self.parameters.window {
-            return u64::MAX;
-        }
-        let window = u128::from(self.bdp_bytes) * u128::from(self.rate_bps) / u128::from(self.line_rate_bps);
-        (window as u64).max(1)
+        self.throttle.window_bytes()
     }
 
     fn rate_bps(&self) -> u64 {
-        self.rate_bps
+        self.throttle.rate_bps
     }
 
     fn next_send(&self) -> Moment {
-        self.pace.next_send(self.rate_bps)
+        self.throttle.next_send()
     }
 
     fn next_timer(&self) -> Option<Moment> {

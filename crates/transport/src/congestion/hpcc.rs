@@ -9,8 +9,8 @@
 
 use super::flight::Flight;
 use super::moment::Moment;
-use super::pace::Pace;
 use super::parameter::parameters;
+use super::throttle::Throttle;
 use super::{Controller, Event, Hop, Invalid, Loss, Route, Telemetry, pint};
 
 parameters! {
@@ -90,39 +90,61 @@ pub const MAX_HOPS: usize = 8;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hpcc {
     parameters: Parameters,
-    line_rate_bps: u64,
     base_rtt_ps: u64,
     window_bytes: u64,
-    burst_bytes: u64,
-    rate_bps: u64,
+    throttle: Throttle,
     /// The rate that the round trip's updates start from.
     reference_bps: u64,
     stage: u64,
-    /// Utilisation, smoothed over a round trip; 1 is full.
+    /// Utilisation of the fullest link, smoothed over a round trip; 1 is full.
     utilisation: f64,
+    /// The two ways that were heard of last: requests go one, READ responses come by another.
+    ways: [Way; 2],
+    /// Round trips that have ended.
+    rounds: u64,
+    flight: Flight,
+}
+
+/// What is known of one way through the network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Way {
     hops: [Hop; MAX_HOPS],
     hop_count: usize,
-    flight: Flight,
-    pace: Pace,
+    utilisation: f64,
+    /// The round trip in which it was heard of last; `None`: never.
+    heard: Option<u64>,
+}
+
+impl Way {
+    const UNKNOWN: Self = Self {
+        hops: [Hop { node: 0, rate_bps: 0, at_ps: 0, tx_bytes: 0, queue_bytes: 0 }; MAX_HOPS],
+        hop_count: 0,
+        utilisation: 1.0,
+        heard: None,
+    };
+
+    fn is(&self, hops: &[Hop]) -> bool {
+        self.heard.is_some()
+            && self.hop_count == hops.len()
+            && hops.iter().zip(&self.hops).all(|(new, old)| new.node == old.node)
+    }
 }
 
 impl Hpcc {
-    /// At line rate. `burst_bytes`: see [`Pace::sent`].
+    /// At line rate. `burst_bytes`: see [`super::Pace::sent`].
     pub fn new(parameters: Parameters, route: &Route, burst_bytes: u64) -> Self {
-        let line_rate_bps = route.line_rate_bps.max(1);
+        let window_bytes = if parameters.window_bytes == 0 { route.bdp_bytes() } else { parameters.window_bytes };
+        let throttle = Throttle::new(route, route.line_rate_bps, Some(window_bytes), burst_bytes);
         Self {
-            line_rate_bps,
             base_rtt_ps: route.base_rtt_ps.max(1),
-            window_bytes: if parameters.window_bytes == 0 { route.bdp_bytes() } else { parameters.window_bytes },
-            burst_bytes,
-            rate_bps: line_rate_bps,
-            reference_bps: line_rate_bps,
+            window_bytes,
+            reference_bps: throttle.rate_bps,
+            throttle,
             stage: 0,
             utilisation: 1.0,
-            hops: [Hop::default(); MAX_HOPS],
-            hop_count: 0,
+            ways: [Way::UNKNOWN; 2],
+            rounds: 0,
             flight: Flight::default(),
-            pace: Pace::default(),
             parameters,
         }
     }
@@ -132,12 +154,16 @@ impl Hpcc {
         self.utilisation
     }
 
-    /// Remembers the records; what can be compared with those before gives the utilisation. False: nothing could be compared.
+    /// Remembers the records; what can be compared with those before of the same way gives the utilisation. False: nothing could be
+    /// compared. The fuller of two ways counts while both are in use: one rate goes for both.
     fn measure(&mut self, hops: &[Hop]) -> bool {
-        let known = self.hop_count == hops.len() && hops.iter().zip(&self.hops).all(|(new, old)| new.node == old.node);
+        let known = self.ways.iter().position(|way| way.is(hops));
+        // A new way takes the place of the one that was not heard of for longest.
+        let place = known.unwrap_or(usize::from(self.ways[1].heard < self.ways[0].heard));
+        let way = &mut self.ways[place];
         let (mut fullest, mut over) = (0.0, 0);
-        if known {
-            for (new, old) in hops.iter().zip(&self.hops) {
+        if known.is_some() {
+            for (new, old) in hops.iter().zip(&way.hops) {
                 let tau = new.at_ps.saturating_sub(old.at_ps);
                 if tau == 0 || new.rate_bps == 0 {
                     continue;
@@ -145,20 +171,27 @@ impl Hpcc {
                 let rate = new.rate_bps as f64;
                 let sent_bps = new.tx_bytes.saturating_sub(old.tx_bytes) as f64 * 8e12 / tau as f64;
                 let queue = new.queue_bytes.min(old.queue_bytes) as f64;
-                let used = sent_bps / rate + queue * (self.line_rate_bps as f64 / rate) / self.window_bytes as f64;
+                let used =
+                    sent_bps / rate + queue * (self.throttle.line_rate_bps as f64 / rate) / self.window_bytes as f64;
                 if used > fullest {
                     (fullest, over) = (used, tau);
                 }
             }
         }
-        self.hop_count = hops.len();
-        self.hops[..hops.len()].copy_from_slice(hops);
-        if known {
-            let over = over.min(self.base_rtt_ps) as f64;
-            let whole = self.base_rtt_ps as f64;
-            self.utilisation = (self.utilisation * (whole - over) + fullest * over) / whole;
+        way.hop_count = hops.len();
+        way.hops[..hops.len()].copy_from_slice(hops);
+        way.heard = Some(self.rounds);
+        if known.is_none() {
+            // It begins as full as the fullest is believed to be.
+            way.utilisation = self.utilisation;
+            return false;
         }
-        known
+        let over = over.min(self.base_rtt_ps) as f64;
+        let whole = self.base_rtt_ps as f64;
+        way.utilisation = (way.utilisation * (whole - over) + fullest * over) / whole;
+        let in_use = |way: &&Way| way.heard.is_some_and(|heard| heard + 2 > self.rounds);
+        self.utilisation = self.ways.iter().filter(in_use).map(|way| way.utilisation).fold(0.0, f64::max);
+        true
     }
 
     fn update(&mut self, commit: bool) {
@@ -170,11 +203,10 @@ impl Hpcc {
         } else {
             (self.reference_bps as f64, self.stage + 1)
         };
-        let least = p.min_rate_bps.clamp(1, self.line_rate_bps);
         // A float beyond the range becomes its end.
-        self.rate_bps = (from as u64).saturating_add(p.ai_rate_bps).clamp(least, self.line_rate_bps);
+        self.throttle.set((from as u64).saturating_add(p.ai_rate_bps), p.min_rate_bps);
         if commit {
-            self.reference_bps = self.rate_bps;
+            self.reference_bps = self.throttle.rate_bps;
             self.stage = stage;
         }
     }
@@ -204,6 +236,7 @@ impl Hpcc {
         }
         if over {
             self.flight.begin_round();
+            self.rounds += 1;
         }
     }
 }
@@ -213,7 +246,7 @@ impl Controller for Hpcc {
         match event {
             Event::Sent { flight_bytes, wire_bytes } => {
                 self.flight.sent(flight_bytes);
-                self.pace.sent(now, wire_bytes, self.rate_bps, self.burst_bytes);
+                self.throttle.sent(now, wire_bytes);
             }
             Event::Ack { flight_bytes, telemetry, .. } => {
                 self.flight.acked(flight_bytes);
@@ -223,9 +256,8 @@ impl Controller for Hpcc {
                 self.flight.gone_back();
                 // A loss that telemetry did not announce is a corrupted packet, or telemetry does not come: then half.
                 if loss == Loss::Timeout {
-                    let least = self.parameters.min_rate_bps.clamp(1, self.line_rate_bps);
-                    self.rate_bps = (self.rate_bps / 2).max(least);
-                    self.reference_bps = self.rate_bps;
+                    self.throttle.set(self.throttle.rate_bps / 2, self.parameters.min_rate_bps);
+                    self.reference_bps = self.throttle.rate_bps;
                 }
             }
             Event::Withdrawn => self.flight.gone_back(),
@@ -234,16 +266,15 @@ impl Controller for Hpcc {
     }
 
     fn window_bytes(&self) -> u64 {
-        let window = u128::from(self.window_bytes) * u128::from(self.rate_bps) / u128::from(self.line_rate_bps);
-        (window as u64).max(1)
+        self.throttle.window_bytes()
     }
 
     fn rate_bps(&self) -> u64 {
-        self.rate_bps
+        self.throttle.rate_bps
     }
 
     fn next_send(&self) -> Moment {
-        self.pace.next_send(self.rate_bps)
+        self.throttle.next_send()
     }
 
     fn next_timer(&self) -> Option<Moment> {

@@ -3,7 +3,9 @@
 //!
 //! Between BTH and ICRC nothing may be inserted without breaking the ICRC, which every receiver checks; behind it nobody looks.
 //! So the trailer stands at the end of the UDP payload, with its fixed part last, where a switch finds it without reading what
-//! is before:
+//! is before. READ responses have room for records, too, if their request had: the requester, who paces what it asks for,
+//! reads them at once, and nothing needs to be sent back.
+//!
 //!
 //! ```text
 //! record × capacity, 28 bytes each:  node 4 | rate, Mb/s 4 | time, ns 8 | bytes sent 8 | bytes queued 4
@@ -96,33 +98,50 @@ fn read(bytes: &[u8]) -> Hop {
     }
 }
 
-/// The fixed part: kind, count, capacity. `None`: no trailer of this version, or one that contradicts itself.
-fn look(payload: &[u8]) -> Option<(u8, u8, usize)> {
-    let (_, fixed) = payload.split_last_chunk::<FIXED>()?;
+/// Why there is no trailer to be read where the BTH says that there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoTrailer {
+    /// Nothing at the end looks like one: a stranger uses the reserved bit, and the packet is judged without it.
+    Absent,
+    /// It is there, and of a version that is not known here.
+    UnknownVersion,
+    /// It is there, and contradicts itself or the packet's length.
+    Contradiction,
+}
+
+/// The fixed part: kind, count, length of the whole.
+fn look(payload: &[u8]) -> Result<(u8, u8, usize), NoTrailer> {
+    let (_, fixed) = payload.split_last_chunk::<FIXED>().ok_or(NoTrailer::Absent)?;
     let [a, b, c, d, version, kind, count, capacity] = *fixed;
-    let sound = [a, b, c, d] == MAGIC && version == VERSION && kind <= ECHO && count <= capacity;
+    if [a, b, c, d] != MAGIC {
+        return Err(NoTrailer::Absent);
+    }
+    if version != VERSION {
+        return Err(NoTrailer::UnknownVersion);
+    }
     let length = usize::from(capacity) * RECORD + FIXED;
-    (sound && usize::from(capacity) <= CAPACITY && payload.len() >= length).then_some((kind, count, length))
+    let sound = kind <= ECHO && count <= capacity && usize::from(capacity) <= CAPACITY && payload.len() >= length;
+    if sound { Ok((kind, count, length)) } else { Err(NoTrailer::Contradiction) }
 }
 
 /// A trailer that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trailer {
-    /// On a request: to be sent back.
+    /// On a request: to be sent back. On a READ response: what its own way is like, for the requester.
     Request(Records),
     /// On an ACK: what the switches wrote on one of our packets.
     Echo(Records),
 }
 
-/// Takes the trailer off a UDP payload whose BTH says that it has one. `None`: it has none that can be read.
-pub fn split(payload: &[u8]) -> Option<(&[u8], Trailer)> {
+/// Takes the trailer off a UDP payload whose BTH says that it has one.
+pub fn split(payload: &[u8]) -> Result<(&[u8], Trailer), NoTrailer> {
     let (kind, count, length) = look(payload)?;
     let (packet, trailer) = payload.split_at(payload.len() - length);
     let mut records = Records { count, ..Records::default() };
     for (hop, bytes) in records.hops.iter_mut().zip(trailer.chunks_exact(RECORD)).take(usize::from(count)) {
         *hop = read(bytes);
     }
-    Some((packet, if kind == REQUEST { Trailer::Request(records) } else { Trailer::Echo(records) }))
+    Ok((packet, if kind == REQUEST { Trailer::Request(records) } else { Trailer::Echo(records) }))
 }
 
 /// What a switch does: writes its record on a UDP payload if that is a request's trailer with room left. True if it did.
@@ -130,7 +149,7 @@ pub fn stamp(payload: &mut [u8], hop: &Hop) -> bool {
     if payload.get(FLAGS_AT).is_none_or(|flags| flags & TRAILED == 0) {
         return false;
     }
-    let Some((REQUEST, count, length)) = look(payload) else { return false };
+    let Ok((REQUEST, count, length)) = look(payload) else { return false };
     let start = payload.len() - length;
     let place = start + usize::from(count) * RECORD;
     if place + RECORD > payload.len() - FIXED {
@@ -197,15 +216,22 @@ mod tests {
     #[test]
     fn what_contradicts_itself_is_no_trailer() {
         let good = request();
-        assert!(split(&good).is_some());
+        assert!(split(&good).is_ok());
         let end = good.len();
-        for (at, value) in [(end - 8, b'X'), (end - 4, 2), (end - 3, 2), (end - 2, 5), (end - 1, 5)] {
+        use NoTrailer::{Absent, Contradiction, UnknownVersion};
+        for (at, value, fault) in [
+            (end - 8, b'X', Absent),
+            (end - 4, 2, UnknownVersion),
+            (end - 3, 2, Contradiction),
+            (end - 2, 5, Contradiction),
+            (end - 1, 5, Contradiction),
+        ] {
             let mut bad = good.clone();
             bad[at] = value;
-            assert_eq!(split(&bad), None, "byte {at}");
+            assert_eq!(split(&bad), Err(fault), "byte {at}");
             assert!(!stamp(&mut bad, &hop(1)), "byte {at}");
         }
-        assert_eq!(split(&good[good.len() - LEN + 1..]), None, "cut off");
-        assert_eq!(split(&[]), None);
+        assert_eq!(split(&good[good.len() - LEN + 1..]), Err(Contradiction), "cut off");
+        assert_eq!(split(&[]), Err(Absent));
     }
 }

@@ -20,6 +20,7 @@ mod parameter;
 pub mod pint;
 mod profile;
 pub mod swift;
+mod throttle;
 pub mod timely;
 
 #[cfg(test)]

@@ -12,12 +12,31 @@ pub struct Parameter {
     pub least: f64,
     /// Greatest value.
     pub most: f64,
+    /// 1 is true, 0 is false.
+    pub is_truth: bool,
     /// What it is.
     pub meaning: &'static str,
     /// What happens at its extremes.
     pub extremes: &'static str,
     /// Where the default comes from.
     pub source: &'static str,
+}
+
+impl Parameter {
+    /// Its unit, for people; `1` for numbers and parts, `0 or 1` for what is true or false.
+    pub fn unit(&self) -> &'static str {
+        const BY_ENDING: [(&str, &str); 7] = [
+            ("_ns", "ns"),
+            ("_bps", "bit/s"),
+            ("_bytes", "bytes"),
+            ("byte_reset", "bytes"),
+            ("_fac", "percent"),
+            ("cwnd", "packets"),
+            ("ai", "packets"),
+        ];
+        let by_ending = BY_ENDING.iter().find(|(ending, _)| self.name.ends_with(ending)).map(|(_, unit)| *unit);
+        by_ending.unwrap_or(if self.is_truth { "0 or 1" } else { "1" })
+    }
 }
 
 /// What is wrong with a choice of parameters, and what could be given.
@@ -36,6 +55,8 @@ impl core::error::Error for Invalid {}
 pub(crate) trait Value: Copy {
     /// What its bounds are written as.
     type Bound;
+    /// Whether it is true or false, and no number.
+    const IS_TRUTH: bool = false;
     fn from_number(value: f64) -> Option<Self>;
     fn number(self) -> f64;
 }
@@ -64,6 +85,7 @@ impl Value for u64 {
 
 impl Value for bool {
     type Bound = u64;
+    const IS_TRUTH: bool = true;
     fn from_number(value: f64) -> Option<Self> {
         match value {
             0.0 => Some(false),
@@ -100,6 +122,7 @@ macro_rules! parameters {
                     name: stringify!($field),
                     least: $least as <$type as $crate::congestion::parameter::Value>::Bound as f64,
                     most: $most as <$type as $crate::congestion::parameter::Value>::Bound as f64,
+                    is_truth: <$type as $crate::congestion::parameter::Value>::IS_TRUTH,
                     meaning: $meaning,
                     extremes: $extremes,
                     source: $source,

@@ -3,8 +3,8 @@
 
 use super::flight::Flight;
 use super::moment::Moment;
-use super::pace::Pace;
 use super::parameter::parameters;
+use super::throttle::Throttle;
 use super::{Controller, Event, Invalid, Loss, Route};
 
 parameters! {
@@ -121,24 +121,20 @@ impl Parameters {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timely {
     parameters: Parameters,
-    line_rate_bps: u64,
-    bdp_bytes: u64,
-    burst_bytes: u64,
     low_ps: f64,
     high_ps: f64,
     min_rtt_ps: f64,
-    rate_bps: u64,
     /// Of the last round, ps.
     last_rtt: f64,
     /// Smoothed difference of RTTs, ps.
     difference: f64,
     calm: u64,
     flight: Flight,
-    pace: Pace,
+    throttle: Throttle,
 }
 
 impl Timely {
-    /// At line rate. `burst_bytes`: see [`Pace::sent`].
+    /// At line rate. `burst_bytes`: see [`super::Pace::sent`].
     pub fn new(parameters: Parameters, route: &Route, burst_bytes: u64) -> Self {
         let base = if parameters.beyond_base_rtt { route.base_rtt_ps } else { 0 };
         let beyond = |ns: u64| (base + ns * 1_000) as f64;
@@ -147,18 +143,19 @@ impl Timely {
             ns => ns * 1_000,
         };
         Self {
-            line_rate_bps: route.line_rate_bps.max(1),
-            bdp_bytes: route.bdp_bytes(),
-            burst_bytes,
             low_ps: beyond(parameters.t_low_ns),
             high_ps: beyond(parameters.t_high_ns),
             min_rtt_ps: min_rtt.max(1) as f64,
-            rate_bps: route.line_rate_bps.max(1),
             last_rtt: 0.0,
             difference: 0.0,
             calm: 0,
             flight: Flight::default(),
-            pace: Pace::default(),
+            throttle: Throttle::new(
+                route,
+                route.line_rate_bps,
+                parameters.window.then(|| route.bdp_bytes()),
+                burst_bytes,
+            ),
             parameters,
         }
     }
@@ -181,15 +178,14 @@ impl Timely {
             None => {
                 let step = if self.calm < p.hai_after { p.ai_rate_bps } else { p.hai_rate_bps };
                 self.calm = self.calm.saturating_add(1);
-                self.rate_bps = self.rate_bps.saturating_add(step).min(self.line_rate_bps);
+                self.throttle.set(self.throttle.rate_bps.saturating_add(step), 1);
             }
         }
     }
 
     fn slow_down(&mut self, left: f64) {
         self.calm = 0;
-        let least = self.parameters.min_rate_bps.min(self.line_rate_bps);
-        self.rate_bps = ((self.rate_bps as f64 * left) as u64).clamp(least.max(1), self.line_rate_bps);
+        self.throttle.set((self.throttle.rate_bps as f64 * left) as u64, self.parameters.min_rate_bps);
     }
 }
 
@@ -198,7 +194,7 @@ impl Controller for Timely {
         match event {
             Event::Sent { flight_bytes, wire_bytes } => {
                 self.flight.sent(flight_bytes);
-                self.pace.sent(now, wire_bytes, self.rate_bps, self.burst_bytes);
+                self.throttle.sent(now, wire_bytes);
             }
             Event::Ack { flight_bytes, rtt_ps, .. } => {
                 self.flight.acked(flight_bytes);
@@ -222,19 +218,15 @@ impl Controller for Timely {
     }
 
     fn window_bytes(&self) -> u64 {
-        if !self.parameters.window {
-            return u64::MAX;
-        }
-        let window = u128::from(self.bdp_bytes) * u128::from(self.rate_bps) / u128::from(self.line_rate_bps);
-        (window as u64).max(1)
+        self.throttle.window_bytes()
     }
 
     fn rate_bps(&self) -> u64 {
-        self.rate_bps
+        self.throttle.rate_bps
     }
 
     fn next_send(&self) -> Moment {
-        self.pace.next_send(self.rate_bps)
+        self.throttle.next_send()
     }
 
     fn next_timer(&self) -> Option<Moment> {

@@ -5,10 +5,11 @@
 
 use alloc::boxed::Box;
 
-use crate::congestion::int::{Records, Trailer};
+use crate::congestion::int::Records;
 use crate::congestion::{Control, Controller, Event, Moment, Profile, Route, Telemetry};
 use crate::requester::segment::PACKET_COST;
 use crate::time::Time;
+use scalefabric_wire::Psn;
 
 /// Picoseconds of a controller's life after which it begins anew: half of what a [`Moment`] can tell, 106 days.
 const LIFE_PS: u64 = 1 << 63;
@@ -46,6 +47,10 @@ pub(crate) struct Controlled {
     heard: Option<Records>,
     /// ACKs in a row that brought no telemetry to a controller that needs it.
     silent: u32,
+    /// The first packet that left with room for it.
+    first_with_room: Option<Psn>,
+    /// That one was answered.
+    room_was_answered: bool,
 }
 
 impl Controlled {
@@ -61,6 +66,8 @@ impl Controlled {
                 epoch: None,
                 heard: None,
                 silent: 0,
+                first_with_room: None,
+                room_was_answered: false,
             })
         })
     }
@@ -72,6 +79,8 @@ impl Controlled {
         self.epoch = None;
         self.heard = None;
         self.silent = 0;
+        self.first_with_room = None;
+        self.room_was_answered = false;
     }
 
     /// The controller.
@@ -111,22 +120,41 @@ impl Controlled {
         self.profile.needs_telemetry()
     }
 
-    /// A response brought a trailer.
-    pub fn hear(&mut self, trailer: Option<&Trailer>) {
-        self.heard = match trailer {
-            Some(Trailer::Echo(records)) => Some(*records),
-            _ => None,
-        };
+    /// What came with the response that is being looked at.
+    pub fn hear(&mut self, records: Option<&Records>) {
+        self.heard = records.copied();
     }
 
-    /// Tells the controller of an ACK, with what came with it. One that needs telemetry and hears none for long is replaced.
-    pub fn acknowledged(&mut self, now: Time, flight_bytes: u32, rtt_ps: Option<u64>, ecn_echo: bool) {
+    /// A packet leaves with room for telemetry.
+    pub fn leaves_with_room(&mut self, psn: Psn) {
+        self.first_with_room.get_or_insert(psn);
+    }
+
+    /// Whether an answer, if it brings no telemetry, is a sign that none will come: it could have brought some, and everything before `acked` is
+    /// answered. `peer_reads`: the peer has said that it reads trailers; what left before it did so had no room.
+    pub fn is_silent(&mut self, acked: Psn, peer_reads: bool, has_room: bool) -> bool {
+        self.room_was_answered |= self.first_with_room.is_some_and(|first| first.is_before(acked));
+        has_room && (!peer_reads || self.room_was_answered)
+    }
+
+    /// Tells the controller of an ACK, with what came with it. One that needs telemetry and hears none for long is replaced: then true comes back.
+    /// `counts`: see [`Self::is_silent`].
+    pub fn acknowledged(
+        &mut self,
+        now: Time,
+        flight_bytes: u32,
+        rtt_ps: Option<u64>,
+        ecn_echo: bool,
+        counts: bool,
+    ) -> bool {
         let heard = self.heard.take();
         let hops = heard.as_ref().map_or(&[][..], Records::hops);
         let telemetry = if hops.is_empty() { Telemetry::None } else { Telemetry::Hops(hops) };
+        let mut replaced = false;
         if self.profile.needs_telemetry() {
-            self.silent = if hops.is_empty() { self.silent + 1 } else { 0 };
+            self.silent = if hops.is_empty() { self.silent + u32::from(counts) } else { 0 };
             if self.silent >= PATIENCE {
+                replaced = true;
                 self.profile = self.fallback;
                 self.controller = self.profile.controller(&self.route, self.burst_bytes);
                 self.epoch = None;
@@ -134,6 +162,7 @@ impl Controlled {
             }
         }
         self.handle(now, Event::Ack { flight_bytes, rtt_ps, ecn_echo, telemetry });
+        replaced
     }
 
     /// Whether a packet that adds `bytes` to the flight may leave. `ack_interval`: packets of which one asks for an ACK.
@@ -211,7 +240,8 @@ mod tests {
     fn a_controller_that_lived_too_long_begins_anew() {
         let mut control = controlled("dcqcn", 0);
         control.handle(Time(1), Event::Cnp);
-        control.handle(Time(10_000), Event::Sent { flight_bytes: 1, wire_bytes: 1 });
+        // A hundred microseconds later, the firmware's four stretched to 1 Gb/s, it is slower.
+        control.handle(Time(200_000), Event::Sent { flight_bytes: 1, wire_bytes: 1 });
         assert!(control.controller().rate_bps() < ROUTE.line_rate_bps);
         let late = Time(1 + (1 << 63) / 1000 + 1);
         assert_eq!(control.permission(late, 0, 1152, 16), Permission::Granted { ask: false });

@@ -251,7 +251,8 @@ impl Requester {
                     interval: ctx.config.ack_req_interval,
                 });
             segment.outgoing.headers.bth.ack_req = ack_req;
-            let emitted = if self.wants_trailer(ctx, &wqe) {
+            let with_room = self.wants_trailer(ctx, &wqe);
+            let emitted = if with_room {
                 host.emit_trailed(&segment.outgoing, segment.payload, &int::ROOM)
             } else {
                 host.emit(&segment.outgoing, segment.payload)
@@ -259,6 +260,9 @@ impl Requester {
             match emitted {
                 Ok(()) => {
                     *budget -= 1;
+                    if let (true, Some(control)) = (with_room, &mut self.control) {
+                        control.leaves_with_room(self.sending.psn);
+                    }
                     self.sent(ctx, host, &wqe, &segment, ack_req);
                 }
                 Err(error) => {
@@ -281,12 +285,12 @@ impl Requester {
         Ok(None)
     }
 
-    /// Whether switches shall write on this packet: a controller learns from that, and the peer sends it back.
+    /// Whether switches shall write on this packet, and the peer send it back, or on the responses to this READ: a controller learns from that.
     #[inline]
     fn wants_trailer(&self, ctx: &Context, wqe: &SendWqe) -> bool {
-        self.control
-            .as_ref()
-            .is_some_and(|control| ctx.telemetry && control.wants_telemetry() && wqe.op.completion() == Kind::Posted)
+        self.control.as_ref().is_some_and(|control| {
+            ctx.telemetry && control.wants_telemetry() && matches!(wqe.op.completion(), Kind::Posted | Kind::Read)
+        })
     }
 
     /// State, drain and a WQE that failed: whether the packet at `sending` may leave at all.

@@ -29,6 +29,7 @@ use alloc::boxed::Box;
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{QpState, QpType, Srqn, WcStatus};
 use scalefabric_wire::Psn;
+use scalefabric_wire::opcode::Operation;
 
 use crate::admission::Admitted;
 use crate::congestion::int::{Records, Trailer};
@@ -85,6 +86,8 @@ pub struct Responder {
     notification: NotificationPoint,
     /// What switches wrote on the newest request, and whether it was sent back.
     telemetry: Option<(Box<Records>, bool)>,
+    /// The READ that is being looked at came with a trailer.
+    answers_have_room: bool,
 }
 
 /// Long PSNs start here, so that those of duplicates are positive.
@@ -114,6 +117,7 @@ impl Responder {
             last_wqe_told: false,
             notification: NotificationPoint::default(),
             telemetry: None,
+            answers_have_room: false,
         }
     }
 
@@ -136,8 +140,9 @@ impl Responder {
 
     /// Takes a request. `Err`: the WQE at fault is completed, the NAK is remembered, and the QP goes to ERR.
     pub fn receive<H: Host>(&mut self, ctx: &Context, host: &mut H, request: &Admitted<'_>) -> Result<(), Fatal> {
-        if let Some(Trailer::Request(records)) = request.packet.trailer {
-            self.remember_telemetry(records);
+        self.answers_have_room = false;
+        if let Some(trailer) = request.packet.trailer {
+            self.take_trailer(ctx, host, request, trailer);
         }
         let stop = match self.walk(ctx, host, request) {
             Ok(()) => return Ok(()),
@@ -150,6 +155,18 @@ impl Responder {
             Stop::Fault(fault) => return self.refuse(ctx, host, self.expected, fault),
         }
         Ok(())
+    }
+
+    /// Records of a request are sent back; a READ that has room for them asks for room on its responses.
+    #[cold]
+    fn take_trailer<H: Host>(&mut self, ctx: &Context, host: &mut H, request: &Admitted<'_>, trailer: &Trailer) {
+        match trailer {
+            Trailer::Request(_) if ctx.telemetry && request.info.operation == Operation::ReadRequest => {
+                self.answers_have_room = true;
+            }
+            Trailer::Request(records) if ctx.telemetry => self.remember_telemetry(records),
+            _ => host.count(Counter::IgnoredTrailers, 1),
+        }
     }
 
     /// The next ACK sends it back. A place for it is made once in a QP's life.

@@ -11,6 +11,7 @@ use super::Responder;
 use super::acknowledge::{Left, opcode};
 use super::fault::Fault;
 use super::resources::{Answer, LongPsn, Remembered, Unsent};
+use crate::congestion::int;
 use crate::context::Context;
 use crate::counter::DropReason;
 use crate::host::{EmitError, Host, Payload, RemoteAccess};
@@ -55,7 +56,12 @@ impl Responder {
         if let (Operation::AtomicAcknowledge, Answer::Stored { value, .. }) = (operation, request.answer) {
             packet.headers.atomic_ack_eth = Some(value);
         }
-        match host.emit(&packet, payload) {
+        let emitted = if request.has_room && operation == Operation::ReadResponse {
+            host.emit_trailed(&packet, payload, &int::ROOM)
+        } else {
+            host.emit(&packet, payload)
+        };
+        match emitted {
             // A status is for send WQEs: an answer that gets one is lost on the way.
             Ok(()) | Err(EmitError::Status(_)) => {
                 self.resources.sent(at, rest);
@@ -80,6 +86,7 @@ impl Responder {
             msn: self.msn,
             answer,
             answered: false,
+            has_room: self.answers_have_room,
             unsent: Some(Unsent { psn: first, va, left, started: false }),
         });
     }

@@ -51,6 +51,8 @@ pub(super) struct Remembered {
     pub answer: Answer,
     /// The whole answer left at least once.
     pub answered: bool,
+    /// READ: its responses leave with room for telemetry.
+    pub has_room: bool,
     /// What is to be sent now.
     pub unsent: Option<Unsent>,
 }

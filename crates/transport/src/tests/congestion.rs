@@ -3,7 +3,7 @@
 use scalefabric_verbs::QpType;
 use scalefabric_verbs::WcStatus::*;
 use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
-use scalefabric_wire::packet::{Headers, NakCode};
+use scalefabric_wire::packet::{Aeth, Headers, NakCode, Syndrome};
 use scalefabric_wire::{PKey, Psn};
 
 use super::{Dialogue, READ, WRITE, piece};
@@ -52,7 +52,7 @@ fn cnp(d: &Dialogue) -> Packet {
 
 #[test]
 fn packets_leave_at_the_rate_and_a_cnp_makes_them_slower() {
-    let mut d = controlled("dcqcn", Config::default());
+    let mut d = controlled("dcqcn-reference", Config::default());
     d.post(1, WRITE, 1 << 19);
     let start = d.now();
     assert_eq!(d.sends().len(), 1);
@@ -183,24 +183,37 @@ fn telemetered(b_reads: bool) -> Link {
     link
 }
 
-/// Runs a long WRITE through a switch whose link is used `percent`. Gives how many packets had room for its records.
-fn cross_a_switch(link: &mut Link, percent: u64) -> usize {
-    link.a.host.post_send(1, WRITE, super::SIGNALED, &[piece(0x1000, 900 * 1024)]);
-    let (mut roomy, mut tx_bytes) = (0, 0);
+/// Runs something long through a switch. On the way of the requester's packets its link is used `percent.0`, on that of the responder's `percent.1`.
+/// Gives how many packets of each had room for its records.
+fn cross(link: &mut Link, op: super::WqeOp, percent: (u64, u64)) -> (usize, usize) {
+    link.a.host.post_send(1, op, super::SIGNALED, &[piece(0x1000, 900 * 1024)]);
+    let (mut roomy, mut tx_bytes) = ((0, 0), (0, 0));
     let end = link.now().after(10_000_000_000);
     while link.a.host.sent.is_empty() && link.now() < end {
-        let (node, rate_bps, at_ps) = (1, ROUTE.line_rate_bps, link.now().0 * 1000);
-        link.a.host.hop = Some(Hop { node, rate_bps, at_ps, tx_bytes, queue_bytes: 0 });
+        let (rate_bps, at_ps) = (ROUTE.line_rate_bps, link.now().0 * 1000);
+        let hop = |node, tx_bytes| Some(Hop { node, rate_bps, at_ps, tx_bytes, queue_bytes: 0 });
+        (link.a.host.hop, link.b.host.hop) = (hop(1, tx_bytes.0), hop(2, tx_bytes.1));
         link.round(&mut |from_a, packet: &Packet| {
-            roomy += usize::from(from_a && packet.trailer.is_some());
+            let has_room = usize::from(packet.trailer.is_some_and(|trailer| matches!(trailer, Trailer::Request(_))));
+            *if from_a { &mut roomy.0 } else { &mut roomy.1 } += has_room;
             Fate::Arrives
         });
         // 4608 ns are 576 bytes.
-        tx_bytes += 576 * percent / 100;
+        tx_bytes = (tx_bytes.0 + 576 * percent.0 / 100, tx_bytes.1 + 576 * percent.1 / 100);
         link.set_now(link.now().after(4608));
     }
     assert_eq!(link.a.host.sent.first().map(|wc| wc.status), Some(Success));
+    assert_eq!((ignored(&link.a), ignored(&link.b)), (0, 0), "every trailer is of use");
     roomy
+}
+
+fn ignored(side: &Side) -> u64 {
+    side.host.counter(Counter::IgnoredTrailers)
+}
+
+/// The same for a WRITE whose way is used.
+fn cross_a_switch(link: &mut Link, percent: u64) -> usize {
+    cross(link, WRITE, (percent, 0)).0
 }
 
 #[test]
@@ -218,6 +231,54 @@ fn a_peer_that_does_not_read_telemetry_gets_none_and_hpcc_becomes_its_fallback()
     let mut link = telemetered(false);
     assert_eq!(cross_a_switch(&mut link, 190), 0);
     assert_eq!(link.a.qp.congestion().unwrap().algorithm, "swift");
+    assert_eq!(link.a.host.counter(Counter::TelemetryFallbacks), 1);
+}
+
+#[test]
+fn responses_to_a_read_bring_the_telemetry_of_their_own_way_to_who_asked() {
+    let mut link = telemetered(true);
+    let (requests, responses) = cross(&mut link, READ, (0, 190));
+    assert!(requests > 50, "all but the first few of 57 READs ask for room, not {requests}");
+    assert!(responses > 800, "all but the first few of 900 responses have room, not {responses}");
+    let state = link.a.qp.congestion().unwrap();
+    assert_eq!(state.algorithm, "hpcc");
+    assert!(state.rate_bps < ROUTE.line_rate_bps * 6 / 10, "{state:?}");
+    assert_eq!(link.a.host.counter(Counter::TelemetryFallbacks), 0);
+}
+
+#[test]
+fn what_congests_only_the_requests_of_a_read_does_not_slow_it() {
+    let mut link = telemetered(true);
+    cross(&mut link, READ, (190, 40));
+    let state = link.a.qp.congestion().unwrap();
+    assert!(state.rate_bps > ROUTE.line_rate_bps * 9 / 10, "{state:?}");
+}
+
+#[test]
+fn a_reader_whose_peer_reads_no_telemetry_falls_back_too() {
+    let mut link = telemetered(false);
+    assert_eq!(cross(&mut link, READ, (0, 190)), (0, 0));
+    assert_eq!(link.a.qp.congestion().unwrap().algorithm, "swift");
+}
+
+#[test]
+fn a_trailer_that_nobody_asked_for_is_counted_and_harms_nothing() {
+    let mut d = Dialogue::rc(|_| ());
+    d.post(1, WRITE, 1024);
+    assert_eq!(d.sends().len(), 1);
+    let mut ack = d.response(Operation::Acknowledge, Position::Only, 0, &[]);
+    ack.headers.aeth = Some(Aeth { syndrome: Syndrome::Ack(31), msn: 1 });
+    ack.trailer = Some(Trailer::Echo(Records::default()));
+    d.side.receive(&ack);
+    assert_eq!(ignored(&d.side), 1);
+    assert_eq!(d.side.host.sent.len(), 1, "the ACK counts");
+}
+
+#[test]
+fn without_acknowledges_hpcc_is_its_fallback_from_the_start() {
+    let mut uc = Side::new(QpType::Uc, 1, 64, Config { telemetry: true, ..Config::default() });
+    control(&mut uc.qp, "hpcc");
+    assert_eq!(uc.qp.congestion().unwrap().algorithm, "swift");
 }
 
 #[test]

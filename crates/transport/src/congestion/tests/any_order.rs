@@ -86,6 +86,8 @@ proptest! {
         // The loss of everything is not for ever: after calm the rate rises again.
         if !matches!(profile, Profile::None | Profile::Hpcc(_)) {
             let low = c.rate_bps();
+            // Nothing of before is under way: else rounds end only when all that is acknowledged.
+            c.handle(now, Event::Withdrawn);
             for _ in 0..200 {
                 now = now.after(1_000_000_000);
                 c.handle(now, Event::Sent { flight_bytes: 1000, wire_bytes: 1048 });

@@ -157,8 +157,8 @@ fn a_loss_counts_as_a_mark_and_the_window_follows_the_rate_where_there_is_one() 
 }
 
 #[test]
-fn the_profiles_scale_increases_with_the_line_and_leave_the_timers() {
-    for (rate, ai, hai) in [(10, 5, 50), (25, 5, 50), (100, 20, 200), (400, 80, 800), (800, 160, 1600)] {
+fn from_25_gbps_on_increases_scale_with_the_line_and_the_timers_stay() {
+    for (rate, ai, hai) in [(25, 5, 50), (100, 20, 200), (400, 80, 800), (800, 160, 1600)] {
         let p = Parameters::connectx(rate * G);
         assert_eq!((p.rpg_ai_rate_bps, p.rpg_hai_rate_bps), (ai * 1_000_000, hai * 1_000_000), "{rate} Gb/s");
         assert_eq!((p.rpg_time_reset_ns, p.rpg_byte_reset, p.rpg_threshold), (300_000, 32_767, 1));
@@ -170,4 +170,24 @@ fn the_profiles_scale_increases_with_the_line_and_leave_the_timers() {
     let p = Parameters::paper(40 * G);
     assert_eq!((p.rpg_threshold, p.rpg_byte_reset, p.rpg_ai_rate_bps), (5, 10_000_000, 40_000_000));
     assert_eq!((p.dce_tcp_rtt_ns, p.rpg_time_reset_ns, p.min_time_between_cnps_ns), (55_000, 55_000, 50_000));
+}
+
+#[test]
+fn below_25_gbps_times_are_stretched_so_that_as_many_packets_pass_in_them() {
+    let times = |p: &Parameters| {
+        [p.dce_tcp_rtt_ns, p.rate_reduce_monitor_period_ns, p.rpg_time_reset_ns, p.min_time_between_cnps_ns]
+    };
+    let whole = Parameters::connectx(25 * G);
+    for (rate, factor) in [(5 * G / 2, 10), (G, 25), (G / 5, 125)] {
+        let slow = Parameters::connectx(rate);
+        assert_eq!(times(&slow), times(&whole).map(|ns| ns * factor));
+        assert_eq!(slow.rpg_ai_rate_bps, whole.rpg_ai_rate_bps / factor);
+        assert_eq!(slow.rpg_byte_reset, whole.rpg_byte_reset, "bytes are packets already");
+    }
+    assert_eq!(
+        times(&Parameters::reference(G)),
+        [1_000, 4_000, 300_000, 0],
+        "as the simulator that it is compared with"
+    );
+    assert_eq!(Parameters::paper(G).min_time_between_cnps_ns, 50_000);
 }

@@ -137,6 +137,34 @@ fn another_way_is_remembered_anew() {
     assert_eq!(c.rate_bps(), rate, "its counters are not those of the old way");
 }
 
+/// A round trip that was heard of from two ways, used `first` and `second` percent; 0: nothing was heard of it.
+fn two_ways(c: &mut Hpcc, round: u64, tx: &mut [u64; 2], percent: [u64; 2]) {
+    for (node, (tx, percent)) in tx.iter_mut().zip(percent).enumerate() {
+        c.handle(Moment(round * STAR.base_rtt_ps), sent(1000));
+        *tx += 52_000 * percent / 100;
+        if percent > 0 {
+            hear(
+                c,
+                Moment(round * STAR.base_rtt_ps),
+                &[Hop { node: node as u32, ..hop(round * STAR.base_rtt_ps, *tx, 0) }],
+            );
+        }
+    }
+}
+
+#[test]
+fn of_two_ways_in_use_the_fuller_one_counts_and_an_old_one_is_forgotten() {
+    let (mut c, mut tx) = (new(), [0; 2]);
+    for round in 1..10 {
+        two_ways(&mut c, round, &mut tx, [30, 120]);
+    }
+    assert!((c.utilisation() - 1.2).abs() < 1e-9, "{}", c.utilisation());
+    for round in 10..14 {
+        two_ways(&mut c, round, &mut tx, [30, 0]);
+    }
+    assert!((c.utilisation() - 0.3).abs() < 1e-9, "{}", c.utilisation());
+}
+
 #[test]
 fn pint_takes_the_utilisation_as_the_switch_gives_it() {
     let mut c = Hpcc::new(Parameters::pint(LINE), &STAR, 0);

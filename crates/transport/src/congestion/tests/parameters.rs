@@ -9,11 +9,12 @@ use super::{G, STAR};
 #[test]
 fn every_profile_is_sound_at_every_line_rate() {
     for named in PROFILES {
-        for rate in [1, 10, 25, 40, 50, 100, 200, 400, 800] {
-            let profile = Profile::named(named.name, rate * G).unwrap();
+        for rate_mbps in [1, 10, 200, 1_000, 10_000, 25_000, 40_000, 50_000, 100_000, 200_000, 400_000, 800_000] {
+            let rate_bps = rate_mbps * 1_000_000;
+            let profile = Profile::named(named.name, rate_bps).unwrap();
             for base_rtt_ps in [2_000_000, 12_240_000, 100_000_000] {
-                let route = Route { line_rate_bps: rate * G, base_rtt_ps, packet_bytes: 1152, hops: 5 };
-                profile.check(&route).unwrap_or_else(|e| panic!("{} at {rate} Gb/s: {e}", named.name));
+                let route = Route { line_rate_bps: rate_bps, base_rtt_ps, packet_bytes: 1152, hops: 5 };
+                profile.check(&route).unwrap_or_else(|e| panic!("{} at {rate_mbps} Mb/s: {e}", named.name));
             }
         }
     }
@@ -33,6 +34,16 @@ fn each_parameter_is_set_and_read_by_its_name_and_has_words() {
             assert!(beyond.contains(row.name) && beyond.contains("is possible"), "{beyond}");
             assert!(profile.set(row.name, f64::NAN).is_err());
             assert!(!row.meaning.is_empty() && !row.extremes.is_empty() && !row.source.is_empty());
+            let says = |words: &[&str]| words.iter().any(|word| row.meaning.contains(word));
+            match row.unit() {
+                "ns" => assert!(says(&[", ns"]), "{}: {}", row.name, row.meaning),
+                "bit/s" => assert!(says(&[", bit/s"]), "{}: {}", row.name, row.meaning),
+                "packets" => assert!(says(&["packets"]), "{}: {}", row.name, row.meaning),
+                "bytes" => assert!(says(&["bytes", "Bytes"]), "{}: {}", row.name, row.meaning),
+                "percent" => assert!(says(&["percent"]), "{}: {}", row.name, row.meaning),
+                "0 or 1" => assert_eq!((row.least, row.most), (0.0, 1.0), "{}", row.name),
+                other => assert_eq!(other, "1", "{}", row.name),
+            }
         }
     }
 }
