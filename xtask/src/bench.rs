@@ -5,6 +5,7 @@ mod door;
 mod instructions;
 mod marks;
 mod peers;
+mod scale;
 
 use crate::process::{self, Outcome, cargo};
 use clap::Args;
@@ -38,6 +39,9 @@ pub struct Options {
     /// Only what others do, beside ours; what follows `--` goes to it, such as `--repeat 3 --only UDP --install`; `-- --help` lists it.
     #[arg(long, conflicts_with = "door")]
     peers: bool,
+    /// Only how it grows with queue pairs, regions, threads and processes; what follows goes to it, such as `--only pollers` or `--page`.
+    #[arg(long, conflicts_with = "door")]
+    scale: bool,
     /// What `sfab bench` (with `--memory`: `memory_cost`, with `--fabric`: `fabric_bench`, with `--same-host`: `same_host`) takes, such as `--repeat 9` or `--json`; with `--door`, words of
     /// the kinds to compare, such as `wr-`. `sim` and names of cases: only the fabric simulator.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -53,6 +57,9 @@ pub fn run(options: &Options) -> Outcome {
     }
     if options.peers {
         return peers::run(&options.arguments);
+    }
+    if options.scale {
+        return scale::run(&options.arguments);
     }
     if options.instructions {
         return instructions::run(&options.arguments);

@@ -52,6 +52,7 @@ const FENCES: &[Fence] = &[
             "crates/nic/src/process.rs",
             "crates/nic/src/provider.rs",
             "crates/nic/src/post.rs",
+            "crates/nic/examples/scale/",
             "crates/nic/tests/",
             "crates/nic/examples/",
             "crates/cli/src/bench/datagram.rs",
