@@ -164,6 +164,9 @@ impl<F> Part<F> {
 }
 
 type Turn = Part<fn(&ManualNic, Time) -> usize>;
+type Post = Part<fn(&dyn QueuePair, &[SendWr<'_>]) -> usize>;
+type PostRecv = Part<fn(&dyn QueuePair, &[RecvWr<'_>]) -> usize>;
+type Poll = Part<fn(&dyn CompletionQueue, &mut [WorkCompletion]) -> usize>;
 
 macro_rules! turn {
     ($name:ident) => {{
@@ -338,12 +341,11 @@ impl World {
 
     /// Posting and polling alone: the engine takes its turns in between.
     fn calls(&mut self) -> Result<(), VerbsError> {
-        type Post = Part<fn(&dyn QueuePair, &[SendWr<'_>]) -> usize>;
         let mut one: Post = measured!(measured_post_send, usize::from(qp.post_send(list).is_ok()), qp: &dyn QueuePair, list: &[SendWr<'_>]);
         let mut inline: Post = measured!(measured_post_send_inline, usize::from(qp.post_send(list).is_ok()), qp: &dyn QueuePair, list: &[SendWr<'_>]);
         let mut many: Post = measured!(measured_post_send_list, usize::from(qp.post_send(list).is_ok()), qp: &dyn QueuePair, list: &[SendWr<'_>]);
-        let mut receive: Part<fn(&dyn QueuePair, &[RecvWr<'_>]) -> usize> = measured!(measured_post_recv, usize::from(qp.post_recv(list).is_ok()), qp: &dyn QueuePair, list: &[RecvWr<'_>]);
-        let mut poll: Part<fn(&dyn CompletionQueue, &mut [WorkCompletion]) -> usize> = measured!(measured_poll_one, cq.poll(out).unwrap_or(0), cq: &dyn CompletionQueue, out: &mut [WorkCompletion]);
+        let mut receive: PostRecv = measured!(measured_post_recv, usize::from(qp.post_recv(list).is_ok()), qp: &dyn QueuePair, list: &[RecvWr<'_>]);
+        let mut poll: Poll = measured!(measured_poll_one, cq.poll(out).unwrap_or(0), cq: &dyn CompletionQueue, out: &mut [WorkCompletion]);
         let (remote_addr, rkey) = (self.sides[1].region.addr(), self.sides[1].region.rkey());
         let sge = [Sge { addr: self.sides[0].region.addr(), length: 8, lkey: self.sides[0].region.lkey() }];
         let mut request = SendWr::new(0, SendOp::Write { remote_addr, rkey });
@@ -404,7 +406,7 @@ fn empty_polls(idle: u32) -> Result<(), VerbsError> {
         quiet.push(one);
     }
     let mut out = [WorkCompletion::default(); 16];
-    let mut poll: Part<fn(&dyn CompletionQueue, &mut [WorkCompletion]) -> usize> =
+    let mut poll: Poll =
         measured!(measured_poll_empty, cq.poll(out).unwrap_or(1), cq: &dyn CompletionQueue, out: &mut [WorkCompletion]);
     for _ in 0..ROUNDS {
         cq.poll(&mut out)?;
