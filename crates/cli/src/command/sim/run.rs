@@ -2,11 +2,13 @@
 
 use super::progress::{Progress, end_on_ctrl_c, is_stopped};
 use crate::failure::{During, Failure};
+use crate::table::{Align, Table};
 use crate::terminal::{print, say};
 use clap::Args;
-use scalefabric_sim::fabric::report::{Report, comparison};
+use scalefabric_sim::fabric::report::{Report, bytes, comparison};
 use scalefabric_sim::fabric::runner::{run_all, run_with_timeline};
 use scalefabric_sim::fabric::scenario::{self, Scenario};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Runs a scenario, or every point of its sweep.
@@ -60,12 +62,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         let out = options.out.as_ref()?;
         Some(if many { out.join(folder_of(scenario)) } else { out.clone() })
     };
-    let mut left_out = 0;
+    // What is there already is told with the rest, in the order of the sweep.
+    let mut told: Vec<Option<Value>> = vec![None; scenarios.len()];
     if options.resume {
-        let before = scenarios.len();
-        scenarios.retain(|scenario| !place(scenario).is_some_and(|folder| is_there(&folder, scenario)));
-        left_out = before - scenarios.len();
+        for (scenario, told) in scenarios.iter().zip(&mut told) {
+            *told = place(scenario).and_then(|folder| summary_of(&folder, scenario));
+        }
+        let mut is_there = told.iter().map(Option::is_some);
+        scenarios.retain(|_| !is_there.next().unwrap_or(false));
     }
+    let left_out = told.iter().flatten().count();
     if let Some(out) = &options.out {
         std::fs::create_dir_all(out).map_err(|error| Failure::usage(format!("{}: {error}", out.display())))?;
     }
@@ -80,8 +86,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             scenarios.iter().map(|scenario| with_timeline(scenario, path, &place)).collect::<Result<_, _>>()?
         }
     };
+    let mut ran = reports.iter();
+    for told in told.iter_mut().filter(|told| told.is_none()) {
+        *told = ran.next().and_then(|report| serde_json::to_value(report).ok());
+    }
     if options.json {
-        let text = serde_json::to_string_pretty(&reports).during(|| "writing JSON")?;
+        let text = serde_json::to_string_pretty(&told).during(|| "writing JSON")?;
         say!("{text}");
     } else {
         if let Some(question) = scenarios.first().and_then(|scenario| scenario.question.as_ref()) {
@@ -89,6 +99,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
         match reports.as_slice() {
             [one] if !many => print(format_args!("{}", one.text())),
+            _ if left_out > 0 => print(format_args!("{}", table(told.iter().flatten()))),
             many => print(format_args!("{}{}", comparison(many), figures(many))),
         }
         if left_out > 0 {
@@ -174,11 +185,45 @@ fn folder_of(scenario: &Scenario) -> String {
     point.join(",").chars().map(|c| if c.is_ascii_alphanumeric() || "=,.-_".contains(c) { c } else { '_' }).collect()
 }
 
-/// True if a folder holds the result of just this run.
-fn is_there(folder: &Path, scenario: &Scenario) -> bool {
-    let Ok(text) = std::fs::read_to_string(folder.join("summary.json")) else { return false };
-    let Ok(summary) = serde_json::from_str::<serde_json::Value>(&text) else { return false };
-    summary["fingerprint"].as_u64() == Some(scenario.fingerprint())
+/// The result that a folder holds, if it is that of just this run.
+fn summary_of(folder: &Path, scenario: &Scenario) -> Option<Value> {
+    let text = std::fs::read_to_string(folder.join("summary.json")).ok()?;
+    let summary: Value = serde_json::from_str(&text).ok()?;
+    (summary["fingerprint"].as_u64() == Some(scenario.fingerprint())).then_some(summary)
+}
+
+/// Results of a sweep of which some were there already.
+fn table<'a>(summaries: impl Iterator<Item = &'a Value>) -> Table {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("run", Align::Left),
+        ("Gb/s", right),
+        ("makespan µs", right),
+        ("slow p50", right),
+        ("slow p99", right),
+        ("peak queue", right),
+        ("end", Align::Left),
+    ]);
+    for summary in summaries {
+        let pairs = summary["point"].as_array().into_iter().flatten();
+        let point: Vec<String> = pairs
+            .map(|pair| {
+                let key = pair[0].as_str().unwrap_or_default();
+                format!("{}={}", key.rsplit('.').next().unwrap_or(key), pair[1].as_str().unwrap_or_default())
+            })
+            .collect();
+        let number = |value: &Value, digits: usize| format!("{:.digits$}", value.as_f64().unwrap_or_default());
+        table.row(vec![
+            point.join(" "),
+            number(&summary["goodput_gbps"], 2),
+            number(&summary["makespan_us"], 1),
+            number(&summary["flows"]["slowdown_p50"], 2),
+            number(&summary["flows"]["slowdown_p99"], 2),
+            bytes(summary["queues"][0]["peak_bytes"].as_f64().unwrap_or_default()),
+            summary["end"].as_str().unwrap_or_default().to_owned(),
+        ]);
+    }
+    table
 }
 
 /// What workloads told, side by side.

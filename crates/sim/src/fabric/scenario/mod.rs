@@ -217,9 +217,18 @@ impl Scenario {
     /// An error at a field.
     fn refuse(&self, place: &str, message: &str) -> Refusal {
         let mut shown = self.path.clone();
-        match line_of(&self.text, place) {
-            0 => {}
-            line => shown += &format!(":{line}"),
+        // The field itself, its line in the sweep, or what holds it: a table in one line, or the table's head.
+        let key = format!("\"{}\"", place.replace('[', ".").replace(']', ""));
+        let is_swept = self.point.iter().any(|(other, _)| key.trim_matches('"') == other);
+        let in_sweep = self.text.lines().position(|line| is_swept && line.trim_start().starts_with(&key));
+        let mut line = in_sweep.map_or_else(|| line_of(&self.text, place), |line| line + 1);
+        let mut outer = place;
+        while let (0, Some((holder, _))) = (line, outer.rsplit_once('.')) {
+            outer = holder;
+            line = line_of(&self.text, outer);
+        }
+        if line > 0 {
+            shown += &format!(":{line}");
         }
         let point: Vec<String> = self.point.iter().map(|(key, value)| format!("{key} = {value}")).collect();
         let with = if point.is_empty() { String::new() } else { format!(" (with {})", point.join(", ")) };
@@ -703,7 +712,10 @@ bytes = "1MB"
         assert_eq!((scenarios[5].algorithm.as_str(), scenarios[5].topology.hosts), ("dcqcn", 9));
         assert_eq!(scenarios[5].point[1], ("topology.hosts".to_owned(), "9".to_owned()));
         let message = parsed(&format!("{GOOD}[sweep]\n\"topology.hosts\" = [4, 1]\n")).unwrap_err().0;
-        assert!(message.contains("is 1") && message.contains("with topology.hosts = 1"), "{message}");
+        assert!(
+            message.contains("t.toml:19: ") && message.contains("is 1") && message.contains("with topology.hosts = 1"),
+            "{message}"
+        );
         let message = parsed(&format!("{GOOD}[sweep]\n\"topology.size\" = [4]\n")).unwrap_err().0;
         assert!(message.contains("unknown field `size`"), "{message}");
     }
@@ -718,6 +730,13 @@ bytes = "1MB"
         assert_eq!((scenarios.len(), scenarios[2].topology.hosts), (3, 9));
         let wrong = ["workload.4.bytes=2MB".to_owned()];
         assert!(parse(GOOD, "t.toml", "t", Path::new(""), &wrong).unwrap_err().0.contains("workload.0.field"));
+    }
+
+    #[test]
+    fn a_parameter_in_a_table_of_one_line_is_told_with_that_line() {
+        let text = GOOD.replace("algorithm = \"none\"", "algorithm = \"dcqcn\"\nset = { rpg_foo = 1 }");
+        let message = parsed(&text).unwrap_err().0;
+        assert!(message.contains("t.toml:14: congestion.set.rpg_foo"), "{message}");
     }
 
     #[test]
