@@ -32,7 +32,8 @@ impl World {
     /// A device of this process alone.
     pub fn new() -> Self {
         let id = std::process::id();
-        let address = IpAddr::from(Ipv4Addr::new(127, 210 + (id >> 16) as u8 % 40, (id >> 8) as u8, id as u8 | 1));
+        let address =
+            IpAddr::from(Ipv4Addr::new(127, 205 + (id >> 14) as u8 % 50, (id >> 6) as u8, (id << 2) as u8 | 1));
         let port = PortOptions { interface: "lo".into(), addresses: vec![address] };
         let device = DeviceOptions { name: "scale".into(), ports: vec![port], ..DeviceOptions::default() };
         let options =
