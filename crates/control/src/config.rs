@@ -179,6 +179,16 @@ impl Control {
         if store.embedded.is_some() {
             return Err(Wrong("store: both `embedded` and `etcd` are given; the state is in one place".into()));
         }
+        for address in &store.etcd {
+            let uri = address.parse::<axum::http::Uri>().ok();
+            let is_whole = |uri: &axum::http::Uri| {
+                matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
+            };
+            if !uri.as_ref().is_some_and(is_whole) {
+                let example = "one looks like `http://10.0.0.1:2379`";
+                return Err(Wrong(format!("store: `{address}` is no address of etcd; {example}")));
+            }
+        }
         let mut settings = etcd::Settings::new(store.etcd.clone());
         if let Some(root) = &store.root {
             settings.root.clone_from(root);
@@ -238,6 +248,19 @@ mod tests {
     fn the_state_is_in_one_place() {
         let both: Control = toml::from_str("[store]\nembedded = \"a\"\netcd = [\"http://b:1\"]").expect("TOML");
         assert!(both.store(PathBuf::new).is_err());
+        for (address, good) in [
+            ("http://b:1", true),
+            ("https://[::1]:2379", true),
+            ("nonsense", false),
+            ("b:2379", false),
+            ("ftp://b:1", false),
+            ("http://", false),
+        ] {
+            let etcd: Control = toml::from_str(&format!("[store]\netcd = [\"{address}\"]")).expect("TOML");
+            let told = etcd.store(PathBuf::new);
+            assert_eq!(told.is_ok(), good, "{address}");
+            assert!(told.err().is_none_or(|wrong| wrong.to_string().contains(address)));
+        }
         let none = Control::default().store(|| "here".into());
         assert!(matches!(none, Ok(StoreSettings::Embedded(path)) if path == Path::new("here")));
     }

@@ -134,22 +134,32 @@ fn tell(as_json: bool, replica: &Replica) {
 /// Tells how the store is until it is broken.
 async fn watch(as_json: bool, replica: &Replica) -> Result<(), Failure> {
     let mut health = replica.shared.feed.health();
+    let mut told = None;
     loop {
         let now = health.borrow_and_update().clone();
-        let (state, why) = match &now {
-            Health::Starting => ("starting", None),
-            Health::InSync => ("in sync", None),
-            Health::Away(why) => ("away", Some(why)),
-            Health::Broken(why) => return Err(Failure::failed(why.clone())),
-        };
-        if as_json {
-            say!("{}", json!({ "event": "store", "state": state, "reason": why }));
-        } else if now != Health::Starting {
-            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-            say!("store {state}{why}");
+        // What was tried again and is as it was, who reads a log needs once.
+        if told.as_ref() != Some(&now) {
+            tell_health(as_json, &now)?;
+            told = Some(now);
         }
         if health.changed().await.is_err() {
             return Ok(());
         }
     }
+}
+
+fn tell_health(as_json: bool, now: &Health) -> Result<(), Failure> {
+    let (state, why) = match now {
+        Health::Starting => ("starting", None),
+        Health::InSync => ("in sync", None),
+        Health::Away(why) => ("away", Some(why)),
+        Health::Broken(why) => return Err(Failure::failed(why.clone())),
+    };
+    if as_json {
+        say!("{}", json!({ "event": "store", "state": state, "reason": why }));
+    } else if *now != Health::Starting {
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        say!("store {state}{why}");
+    }
+    Ok(())
 }

@@ -30,12 +30,13 @@ const STAGE: &str = r#"
     ip link set lo up
     ip link add rail1 type veth peer name swp7
     mkfifo go
-    unshare -n -u sh -c 'hostname leaf1; echo $$ > switch.pid; read go < go; ip link set swp7 up; exec lldpd -d -u "$1/switch.sock" -I swp7' sh "$1" &
+    echo 'configure lldp tx-interval 1' > often.conf
+    unshare -n -u sh -c 'hostname leaf1; echo $$ > switch.pid; read go < go; ip link set swp7 up; exec lldpd -d -L "$(command -v lldpcli)" -O "$1/often.conf" -u "$1/switch.sock" -I swp7' sh "$1" &
     while [ ! -s switch.pid ]; do sleep 0.05; done
     ip link set swp7 netns "$(cat switch.pid)"
     ip link set rail1 up
     echo go > go
-    exec lldpd -d -u "$1/node.sock" -I rail1
+    exec lldpd -d -L "$(command -v lldpcli)" -O "$1/often.conf" -u "$1/node.sock" -I rail1
 "#;
 
 /// The daemons, as long as this lives.
