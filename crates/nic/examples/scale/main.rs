@@ -84,8 +84,9 @@ pub struct Limits {
 }
 
 const TABLES: [Make; 8] = [
-    ("queue pairs in turn", queue_pairs::in_turn),
+    // First: what other tables gave back would hide what it takes.
     ("memory of idle queue pairs", queue_pairs::memory),
+    ("queue pairs in turn", queue_pairs::in_turn),
     ("queue pairs made and ended", processes::made_and_ended),
     ("regions", regions::growing),
     ("pollers", threads::pollers),
