@@ -306,8 +306,8 @@ impl World {
                     let cycle = open[begin..].iter().map(|(port, _)| self.link_name(*port)).collect();
                     return Some(Stuck::Deadlock { priority, cycle });
                 }
-                if !finished.contains_key(&to) {
-                    finished.insert(to, false);
+                if let std::collections::btree_map::Entry::Vacant(place) = finished.entry(to) {
+                    place.insert(false);
                     open.push((to, 0));
                 }
             }
