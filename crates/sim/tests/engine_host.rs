@@ -75,6 +75,7 @@ fn what_engines_cannot_do_is_refused_with_its_line() {
         ("qp_rate = \"1G\"", "t.toml:6: host.qp_rate: counts only with kind = \"light\""),
         ("mtu = 1000", "t.toml:6: host.mtu"),
         ("[congestion]\nalgorithm = \"hpcc\"", "t.toml:5: host.kind"),
+        ("[congestion]\nalgorithm = \"hpcc-pint\"", "t.toml:5: host.kind"),
     ] {
         let message = with(change);
         assert!(message.contains(expected), "{message}");

@@ -181,7 +181,7 @@ impl World {
             qp.fresh = qp.fresh.max(qp.next);
         }
         qp.packets += 1;
-        let bytes = self.model.wire_bytes(payload, self.with_int, self.with_stamp);
+        let bytes = self.model.wire_bytes(payload, self.writing.data_bytes(&self.model.host), self.with_stamp);
         (qp.last_sent, qp.last_bytes) = (self.now, bytes);
         // Under a window each packet asks: a window that shrinks below what is in flight would wait for an answer that nobody owes.
         let windowed = host.flight_limit != 0 || qp.control.window_bytes() != u64::MAX;
@@ -201,6 +201,7 @@ impl World {
             marked: false,
             wants_ack: last || windowed || again || psn + 1 == qp.end,
             again,
+            code: 0,
         };
         if host.timeout.is_some() && qp.deadline == Ps::NEVER {
             self.arm_deadline(which);
@@ -491,6 +492,7 @@ impl World {
             marked: false,
             wants_ack: false,
             again: false,
+            code: 0,
         };
         self.counters.cnps += 1;
         let place = self.arena.add(packet);
@@ -503,7 +505,7 @@ impl World {
         let host = &self.model.host;
         let qp = &mut self.qps[which as usize];
         qp.unanswered = 0;
-        let bytes = host.ack_bytes + if self.with_int { host.ack_int_bytes } else { 0 };
+        let bytes = host.ack_bytes + self.writing.ack_bytes(host);
         let packet = self.arena.get_mut(place);
         packet.kind = kind;
         packet.answers = packet.psn;
@@ -552,7 +554,11 @@ impl World {
                 queue_bytes: u64::from(told.queue_bytes),
             };
         }
-        let telemetry = if told.is_empty() { Telemetry::None } else { Telemetry::Hops(&hops[..told.len()]) };
+        let telemetry = match (told.len(), packet.code) {
+            (0, 0) => Telemetry::None,
+            (0, code) => Telemetry::Pint(code),
+            (count, _) => Telemetry::Hops(&hops[..count]),
+        };
         qp.control.handle(now, Heard::Ack { flight_bytes: off, rtt_ps, ecn_echo: packet.marked, telemetry });
         if packet.kind == Kind::Nak && qp.next > qp.acked {
             qp.go_back();

@@ -22,6 +22,7 @@ pub mod route;
 pub mod runner;
 pub mod scenario;
 pub mod switch;
+pub mod telemetry;
 pub mod time;
 pub mod timeline;
 pub mod topology;

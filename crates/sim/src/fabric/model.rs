@@ -47,12 +47,16 @@ pub struct HostModel {
     pub header_bytes: u32,
     /// What INT adds to each data packet, in bytes.
     pub int_bytes: u32,
+    /// What PINT adds to each data packet, in bytes.
+    pub pint_bytes: u32,
     /// What a time stamp adds to each data packet, in bytes.
     pub stamp_bytes: u32,
     /// An ACK, NAK or CNP on the wire, in bytes.
     pub ack_bytes: u32,
     /// What INT adds to an ACK, in bytes.
     pub ack_int_bytes: u32,
+    /// What PINT adds to an ACK, in bytes.
+    pub ack_pint_bytes: u32,
     /// The receiver answers each so many packets, and the last of a message; each one of a QP whose controller has a window.
     pub ack_every: u32,
     /// ACKs leave a host before data and are not stopped by PFC there.
@@ -171,9 +175,12 @@ impl Model {
                 mtu: 1000,
                 header_bytes: 48,
                 int_bytes: 42,
+                pint_bytes: 2,
                 stamp_bytes: 8,
                 ack_bytes: 60,
                 ack_int_bytes: 28,
+                // Within what pads an ACK to 60 bytes.
+                ack_pint_bytes: 0,
                 ack_every: 1,
                 acks_first: true,
                 answer_duplicates: false,
@@ -225,9 +232,11 @@ impl Model {
                 // Preamble 8, Ethernet 14 + 4, gap 12, IPv4 20, UDP 8, BTH 12, ICRC 4.
                 header_bytes: 82,
                 int_bytes: 64,
+                pint_bytes: 4,
                 stamp_bytes: 0,
                 ack_bytes: 86,
                 ack_int_bytes: 64,
+                ack_pint_bytes: 4,
                 ack_every: 8,
                 answer_duplicates: true,
                 nak_interval: None,
@@ -254,11 +263,10 @@ impl Model {
         }
     }
 
-    /// Payload and headers of a full packet.
-    pub fn wire_bytes(&self, payload: u32, with_int: bool, with_stamp: bool) -> u32 {
-        let int = if with_int { self.host.int_bytes } else { 0 };
+    /// A data packet on the wire: payload, headers, what switches write on, and a time stamp.
+    pub fn wire_bytes(&self, payload: u32, written: u32, with_stamp: bool) -> u32 {
         let stamp = if with_stamp { self.host.stamp_bytes } else { 0 };
-        payload + self.host.header_bytes + int + stamp
+        payload + self.host.header_bytes + written + stamp
     }
 }
 

@@ -58,6 +58,8 @@ pub struct Packet {
     pub wants_ack: bool,
     /// The data packet was sent before: its time says nothing of the path.
     pub again: bool,
+    /// The code of the fullest port so far (PINT), which the ACK brings back; 0: nobody wrote.
+    pub code: u8,
 }
 
 /// What a switch tells of one hop (INT).

@@ -114,6 +114,7 @@ impl World {
             marked: false,
             wants_ack: false,
             again: false,
+            code: 0,
         };
         let place = self.arena.add(packet);
         self.ports[local as usize].enqueue(self.now, &mut self.arena, super::port::CONTROL, place);

@@ -268,6 +268,7 @@ mod tests {
             marked: false,
             wants_ack: false,
             again: false,
+            code: 0,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::buffer::Admission;
 use super::model::Balance;
-use super::packet::{IntHop, Kind};
+use super::packet::Kind;
 use super::port::CONTROL;
 use super::world::{Event, World};
 
@@ -102,20 +102,12 @@ impl World {
         }
         let port = &self.ports[index as usize];
         let chance = self.marking[index as usize].chance(port.queues[queue].bytes);
-        let hop = IntHop {
-            at: self.now,
-            tx_bytes: port.tx_bytes,
-            queue_bytes: port.queued_bytes,
-            rate_mbps: (port.rate.bps / 1_000_000) as u32,
-        };
         if chance > 0 && (chance >= 1 << 32 || self.random.next() >> 32 < chance) {
             let packet = self.arena.get_mut(place);
             self.counters.marked += u64::from(!packet.marked);
             packet.marked = true;
         }
-        if self.with_int {
-            self.arena.stamp(place, hop);
-        }
+        self.writing.write(self.now, index, &self.ports[index as usize], &mut self.arena, place);
     }
 
     /// Gives the room of a packet back; the port by which it came may be told to go on.

@@ -285,7 +285,7 @@ fn one_seed_is_one_run() {
 /// Whatever a run does, packets and bytes of buffers are all given back.
 #[test]
 fn nothing_is_left_when_all_is_done() {
-    for control in ["none", "dcqcn", "timely-scaled", "hpcc", "swift"] {
+    for control in ["none", "dcqcn", "timely-scaled", "hpcc", "hpcc-pint", "swift"] {
         let mut model = Model::roce();
         model.host.timeout = Some(Ps::from_ns(300_000));
         model.host.retry_cnt = 1000;

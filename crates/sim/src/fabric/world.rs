@@ -12,6 +12,7 @@ use super::pause::{Pauses, Stuck};
 use super::port::{CONTROL, Port};
 use super::qp::Qp;
 use super::route::Routes;
+use super::telemetry::Writing;
 use super::time::{Ps, Rate, span};
 use super::topology::Topology;
 use crate::random::{Random, mix};
@@ -252,7 +253,7 @@ pub struct World {
     pub(super) arena: Arena,
     pub(super) model: Model,
     pub(super) profile: Profile,
-    pub(super) with_int: bool,
+    pub(super) writing: Writing,
     pub(super) with_stamp: bool,
     pub(super) topology: Topology,
     pub(super) routes: Routes,
@@ -354,7 +355,6 @@ impl World {
         // As many slots of the wheel as there are packets on all wires in the time of one.
         let fastest = ports.iter().map(|port| port.rate.serialise(1000).0).min().unwrap_or(1000);
         let width = Ps((fastest * 2 / ports.len().max(1) as u64).max(64));
-        let with_int = profile.needs_telemetry();
         let with_stamp = matches!(profile, Profile::Timely(_) | Profile::Swift(_));
         let random = Random::new(seed, 0xfab);
         let hash_seeds = (0..nodes as u64).map(|node| mix(seed ^ mix(node + 1)) as u32).collect();
@@ -362,8 +362,8 @@ impl World {
         let mut world = Self {
             now: Ps::ZERO,
             queue: EventQueue::new(width),
-            arena: Arena::new(with_int),
-            with_int,
+            arena: Arena::new(false),
+            writing: Writing::Nothing,
             with_stamp,
             pauses: Pauses::new(ports.len()),
             model,
@@ -400,6 +400,8 @@ impl World {
         };
         world.greatest = world.greatest_rtt();
         world.start_engines(seed)?;
+        world.writing = Writing::for_profile(&world.profile, &world.ports, world.greatest.0);
+        world.arena = Arena::new(world.writing.has_records());
         Ok(world)
     }
 

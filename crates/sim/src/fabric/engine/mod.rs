@@ -443,6 +443,7 @@ impl World {
             marked: false,
             wants_ack: false,
             again: false,
+            code: 0,
         };
         let queue = if answers && host.acks_first { CONTROL } else { usize::from(priority) };
         let place = self.arena.add(packet);

@@ -520,9 +520,6 @@ impl Scenario {
             };
             profile.set(parameter, number).map_err(|error| self.refuse(&place, &error.to_string()))?;
         }
-        if profile.get("pint") == Some(1.0) {
-            return Err(self.refuse("congestion.algorithm", "switches here write whole INT records: use \"hpcc\""));
-        }
         // The receiver's part of the profile, unless the file says otherwise.
         let own = profile.cnp_interval_ns().filter(|_| self.file.host.cnp_interval.is_none());
         if let (Some(ns), Notification::Packets { interval }) = (own, &mut self.model.host.notification) {

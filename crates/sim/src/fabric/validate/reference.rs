@@ -15,7 +15,7 @@ const TWO: &str = include_str!("../../../reference/two.csv");
 const FB_STAR32: &str = include_str!("../../../reference/fb_star32.csv");
 const WS_STAR32: &str = include_str!("../../../reference/ws_star32.csv");
 
-fn scenario(name: &str) -> Result<(u32, Vec<Flow>), String> {
+pub(super) fn scenario(name: &str) -> Result<(u32, Vec<Flow>), String> {
     let (hosts, text) = match name {
         "incast16" => (17, INCAST16),
         "incast8" => (9, INCAST8),
@@ -26,7 +26,7 @@ fn scenario(name: &str) -> Result<(u32, Vec<Flow>), String> {
     Ok((hosts, flows(text, name, hosts)?))
 }
 
-fn run(name: &str, profile: Profile, seed: u64) -> Result<Outcome, String> {
+pub(super) fn run(name: &str, profile: Profile, seed: u64) -> Result<Outcome, String> {
     let (hosts, flows) = scenario(name)?;
     let mut trial = Trial { seed, ..Trial::star(hosts, profile, flows) };
     trial.model.ns3_quantum = true;
