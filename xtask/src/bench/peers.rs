@@ -143,7 +143,12 @@ fn measure(lab: &Lab, rows: &[Row], repeat: u32) -> Vec<Measured> {
         for (row, measured) in rows.iter().zip(&mut all).filter(|(_, measured)| measured.skipped.is_none()) {
             eprintln!("[{repetition}/{repeat}] {}", row.name);
             match (row.measure)(lab) {
-                Ok(sample) if sample.ours > 0.0 && sample.theirs > 0.0 => measured.samples.push(sample),
+                Ok(sample) if sample.ours > 0.0 && sample.theirs > 0.0 => {
+                    // So that a run that is ended early has told what it knew.
+                    let [ours, theirs] = [sample.ours, sample.theirs].map(short);
+                    eprintln!("    {ours}, {theirs} {}: {}", row.unit, short(sample.ours / sample.theirs));
+                    measured.samples.push(sample);
+                }
                 Ok(sample) => measured.skipped = Some(format!("nothing was measured: {sample:?}")),
                 Err(why) => {
                     eprintln!("    skipped: {why}");
