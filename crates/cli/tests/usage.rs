@@ -38,6 +38,7 @@ fn wrong_use_ends_with_2_and_a_sentence() {
             "topology.hosts: is 1; expected 2",
         ),
         (&["sim", "compare", "../../examples/sim/incast.toml", "--algorithms", "cubic"], "cubic"),
+        (&["sim", "run", "../../examples/sim/incast.toml", "--parquet"], "--out"),
         (&["top", "--ca", "/nonexistent/file"], "/nonexistent/file"),
         (&["agent", "--socket", "/tmp/sfab-usage.sock", "--control", "http://10.0.0.1:7480"], "https"),
     ];

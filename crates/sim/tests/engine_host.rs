@@ -56,7 +56,7 @@ fn an_engine_repairs_what_the_fabric_loses_and_every_byte_arrives() {
 #[test]
 fn collectives_run_on_engines_and_the_same_seed_gives_the_same_bytes() {
     let ring = "[[workload]]\nkind = \"all-reduce\"\nbytes = \"1MB\"\n";
-    let files = || report("engine", "dcqcn", ring).files();
+    let files = || report("engine", "dcqcn", ring).files(true).unwrap();
     let first = files();
     assert_eq!(first, files());
     let figure =

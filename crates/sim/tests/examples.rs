@@ -75,7 +75,7 @@ fn reads_and_writes_are_told_apart() {
 fn threads_and_repetition_change_no_byte() {
     let files = |jobs| {
         let reports = run("spray", &["workload.0.bytes=500KB", "topology.k=4"], jobs);
-        reports.iter().map(Report::files).collect::<Vec<_>>()
+        reports.iter().map(|report| report.files(true).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(files(1), files(3));
 }

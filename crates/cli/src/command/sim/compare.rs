@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     if let Some(seed) = options.seed {
         scenarios.iter_mut().for_each(|scenario| scenario.seed = seed);
     }
-    let reports = run_and_write(&scenarios, jobs(options.jobs), &|_| None)?;
+    let reports = run_and_write(&scenarios, jobs(options.jobs), false, &|_| None)?;
     if let Some(path) = &options.svg {
         std::fs::write(path, slowdown_by_size(&reports)).during(|| path.display())?;
     }

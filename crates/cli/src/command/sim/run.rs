@@ -34,7 +34,10 @@ pub struct Options {
     /// Writes summary.json, tables (CSV) and plots (SVG) into this folder, one folder below for each run of a sweep
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Leaves out runs whose summary.json is in --out already
+    /// Writes each table a second time as Parquet, with types and units
+    #[arg(long, requires = "out")]
+    parquet: bool,
+    /// Leaves out runs whose summary.json (and, with --parquet, tables as Parquet) are in --out already
     #[arg(long, requires = "out")]
     resume: bool,
     /// Writes a page to scrub through the run in a browser (small fabrics, no sweep)
@@ -66,7 +69,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let mut told: Vec<Option<Value>> = vec![None; scenarios.len()];
     if options.resume {
         for (scenario, told) in scenarios.iter().zip(&mut told) {
-            *told = place(scenario).and_then(|folder| summary_of(&folder, scenario));
+            // Of the tables this one is written last.
+            let folder = place(scenario).filter(|folder| !options.parquet || folder.join("samples.parquet").exists());
+            *told = folder.and_then(|folder| summary_of(&folder, scenario));
         }
         let mut is_there = told.iter().map(Option::is_some);
         scenarios.retain(|_| !is_there.next().unwrap_or(false));
@@ -76,14 +81,15 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         std::fs::create_dir_all(out).map_err(|error| Failure::usage(format!("{}: {error}", out.display())))?;
     }
     let reports = match &options.timeline {
-        None => run_and_write(&scenarios, jobs(options.jobs), &place)?,
+        None => run_and_write(&scenarios, jobs(options.jobs), options.parquet, &place)?,
         Some(_) if many => {
             return Err(Failure::usage(
                 "--timeline shows one run, and this file has a sweep: choose a point with --set",
             ));
         }
         Some(path) => {
-            scenarios.iter().map(|scenario| with_timeline(scenario, path, &place)).collect::<Result<_, _>>()?
+            let each = scenarios.iter().map(|scenario| with_timeline(scenario, path, options.parquet, &place));
+            each.collect::<Result<_, _>>()?
         }
     };
     let mut ran = reports.iter();
@@ -121,6 +127,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 fn with_timeline(
     scenario: &Scenario,
     path: &Path,
+    parquet: bool,
     place: &dyn Fn(&Scenario) -> Option<PathBuf>,
 ) -> Result<Report, Failure> {
     end_on_ctrl_c();
@@ -130,7 +137,7 @@ fn with_timeline(
     let (report, page) = run.map_err(|refusal| Failure::usage(refusal.to_string()))?;
     std::fs::write(path, page).during(|| path.display())?;
     if let Some(folder) = place(scenario) {
-        write(&report, &folder).map_err(Failure::failed)?;
+        write(&report, parquet, &folder).map_err(Failure::failed)?;
     }
     Ok(report)
 }
@@ -139,6 +146,7 @@ fn with_timeline(
 pub fn run_and_write(
     scenarios: &[Scenario],
     jobs: usize,
+    parquet: bool,
     place: &(dyn Fn(&Scenario) -> Option<PathBuf> + Sync),
 ) -> Result<Vec<Report>, Failure> {
     end_on_ctrl_c();
@@ -150,7 +158,7 @@ pub fn run_and_write(
             return;
         }
         if let (Ok(report), Some(folder)) = (result, place(&scenarios[index]))
-            && let Err(error) = write(report, &folder)
+            && let Err(error) = write(report, parquet, &folder)
             && let Ok(mut first) = failure.lock()
         {
             first.get_or_insert(error);
@@ -163,13 +171,13 @@ pub fn run_and_write(
     results.into_iter().collect::<Result<Vec<Report>, _>>().map_err(|refusal| Failure::usage(refusal.to_string()))
 }
 
-fn write(report: &Report, folder: &Path) -> Result<(), String> {
+fn write(report: &Report, parquet: bool, folder: &Path) -> Result<(), String> {
     let told = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     std::fs::create_dir_all(folder).map_err(|error| told(folder, error))?;
     // The summary comes last and at once: a folder that has it is whole.
-    for (name, text) in report.files().into_iter().rev() {
-        let (path, draft) = (folder.join(name), folder.join(format!("{name}.part")));
-        std::fs::write(&draft, text).map_err(|error| told(&draft, error))?;
+    for (name, bytes) in report.files(parquet)?.into_iter().rev() {
+        let (path, draft) = (folder.join(&name), folder.join(format!("{name}.part")));
+        std::fs::write(&draft, bytes).map_err(|error| told(&draft, error))?;
         std::fs::rename(&draft, &path).map_err(|error| told(&path, error))?;
     }
     Ok(())
