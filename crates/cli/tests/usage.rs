@@ -39,6 +39,9 @@ fn wrong_use_ends_with_2_and_a_sentence() {
         ),
         (&["sim", "compare", "../../examples/sim/incast.toml", "--algorithms", "cubic"], "cubic"),
         (&["sim", "run", "../../examples/sim/incast.toml", "--parquet"], "--out"),
+        (&["sim", "parameters", "cubic"], "timely-scaled"),
+        (&["sim", "parameters", "hpcc", "--rate", "0"], "0.001 to 10000"),
+        (&["sim", "parameters", "--explain"], "<PROFILE>"),
         (&["top", "--ca", "/nonexistent/file"], "/nonexistent/file"),
         (&["agent", "--socket", "/tmp/sfab-usage.sock", "--control", "http://10.0.0.1:7480"], "https"),
     ];

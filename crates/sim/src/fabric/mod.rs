@@ -11,6 +11,7 @@ pub mod event;
 pub mod host;
 pub mod model;
 pub mod packet;
+pub mod parameters;
 pub mod pause;
 pub mod plot;
 pub mod port;

@@ -2,6 +2,7 @@
 
 mod compare;
 mod nic;
+mod parameters;
 mod progress;
 mod rebind;
 mod run;
@@ -28,6 +29,7 @@ enum Command {
     Validate(validate::Options),
     Rebind(rebind::Options),
     Nic(Box<nic::Options>),
+    Parameters(parameters::Options),
 }
 
 /// The command.
@@ -38,5 +40,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Command::Validate(options) => validate::run(options),
         Command::Rebind(options) => rebind::run(options),
         Command::Nic(options) => nic::run(options),
+        Command::Parameters(options) => parameters::run(options),
     }
 }

@@ -72,8 +72,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let table = lines.len();
     if options.sensitivity {
+        let plain = lines.clone();
         for (name, change) in VARIANTS {
-            for line in lines[..table].to_vec() {
+            for line in plain.iter().cloned() {
                 let mut setup = line.setup;
                 change(&mut setup);
                 lines.push(Job { variant: (*name).to_owned(), setup, ..line });

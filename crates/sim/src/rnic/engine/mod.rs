@@ -2,7 +2,7 @@
 //! by entry. Latencies are those of [`Path`], so that an operation that meets nobody takes exactly its sum. Time is in picoseconds,
 //! chance from the load's seed; the same load gives the same result, bit for bit.
 //!
-//! [`poster`] is the CPU's threads, [`requester`] and [`responder`] the two NICs, [`bus`] their PCIe, [`outcome`] what is counted.
+//! `poster` is the CPU's threads, `requester` and `responder` the two NICs, `bus` their PCIe, `outcome` what is counted.
 
 mod bus;
 mod outcome;
