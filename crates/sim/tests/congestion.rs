@@ -247,7 +247,7 @@ const SLOW: Bottleneck = Bottleneck {
 };
 
 /// What the queue has counted of the bytes between two marks.
-const WARM_UP: u64 = 12_000_000;
+const WARM_UP: u64 = 24_000_000;
 const MEASURED: u64 = 24_000_000;
 
 struct Rig {
@@ -412,7 +412,8 @@ fn swift_holds_the_queue_and_shares_the_link() {
 
 #[test]
 fn hpcc_holds_the_queue_and_shares_the_link() {
+    // The increase is what makes rates equal: 40 Mb/s in each round trip, or the second that is measured is over before they are on a busy machine.
     let congestion = "[congestion]\nalgorithm = \"hpcc\"\ntelemetry = true\nline_rate_gbps = 1\nbase_rtt_us = 1000\n\
-         parameters = { ai_rate_bps = 2000000 }";
+         parameters = { ai_rate_bps = 40000000 }";
     holds_the_queue("h", "hpcc", congestion, 300_000.0);
 }
