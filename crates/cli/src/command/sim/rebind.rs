@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Examples:
   sfab sim rebind                                   8, 32 and 128 nodes, packet by packet (minutes)
-  sfab sim rebind --quick --nodes 8,32,128,512,2048 the closed form (seconds)
+  sfab sim rebind --quick --nodes 8,32,128,512,2048 the closed form (a minute or two)
   sfab sim rebind --quick --sensitivity             on what the gain depends
   sfab sim rebind --nodes 32 --seeds 1 --json
 
