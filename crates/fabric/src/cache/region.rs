@@ -57,7 +57,7 @@ impl Cache {
     /// # Safety
     /// Until the region is dropped, and as long as the cache keeps it afterwards, peers and devices read and write those pages as the cache's access says:
     /// nobody may hold Rust references to bytes that they may write. Memory that is unmapped meanwhile is an error for who uses it, never a signal.
-    // A hit is inlined whole: behind a system call the processor has forgotten where functions return to, and each return costs as much as all the rest.
+    // Inlined as far as the compiler goes: behind a system call the processor has forgotten where functions return to, and each return costs as much as all the rest.
     #[inline]
     pub unsafe fn region(&self, addr: *mut u8, length: usize) -> Result<Region, FabricError> {
         let core = self.core();
