@@ -135,16 +135,19 @@ impl SendRing {
         self.slots.at(index & (self.capacity - 1))
     }
 
-    /// Engine: the WQE at `index`, or `None` if it is not posted (or retired already).
+    /// The slot at `index`, or `None` if nothing is posted there (or it is retired already).
     #[inline]
-    pub fn wqe(&self, index: u32) -> Option<SendWqe> {
+    fn posted_slot(&self, index: u32) -> Option<Slot<'_>> {
         // Both tests in one: index lies in [retired, posted), modulo 2^32. Acquire pairs with the doorbell's release.
         let retired = self.retired.load(Ordering::Relaxed);
         let posted = self.posted.load(Ordering::Acquire);
-        if index.wrapping_sub(retired) >= posted.wrapping_sub(retired) {
-            return None;
-        }
-        let slot = self.slot(index);
+        (index.wrapping_sub(retired) < posted.wrapping_sub(retired)).then(|| self.slot(index))
+    }
+
+    /// Engine: the WQE at `index`, or `None` if it is not posted (or retired already).
+    #[inline]
+    pub fn wqe(&self, index: u32) -> Option<SendWqe> {
+        let slot = self.posted_slot(index)?;
         let control = slot.get(CONTROL);
         Some(SendWqe {
             index,
@@ -160,12 +163,7 @@ impl SendRing {
     /// Engine: the same if it is a WRITE, as far as sending and retiring need it.
     #[inline]
     pub fn plain_write(&self, index: u32) -> Option<PlainWrite> {
-        let retired = self.retired.load(Ordering::Relaxed);
-        let posted = self.posted.load(Ordering::Acquire);
-        if index.wrapping_sub(retired) >= posted.wrapping_sub(retired) {
-            return None;
-        }
-        let slot = self.slot(index);
+        let slot = self.posted_slot(index)?;
         let control = slot.get(CONTROL);
         if control as u8 != OP_WRITE || control & (HAS_UD | HAS_XRC) != 0 {
             return None;

@@ -477,22 +477,10 @@ impl World {
         let qp = &mut self.qps[which as usize];
         qp.packets += 1;
         let packet = Packet {
-            next: NONE,
             qp: which,
-            psn: 0,
-            answers: 0,
             to: qp.from,
             entropy: qp.entropy,
-            ingress: 0,
-            bytes: host.ack_bytes,
-            payload: 0,
-            sent: self.now,
-            kind: Kind::Cnp,
-            priority: host.cnp_priority,
-            marked: false,
-            wants_ack: false,
-            again: false,
-            code: 0,
+            ..Packet::bare(Kind::Cnp, host.cnp_priority, host.ack_bytes, self.now)
         };
         self.counters.cnps += 1;
         let place = self.arena.add(packet);

@@ -62,6 +62,30 @@ pub struct Packet {
     pub code: u8,
 }
 
+impl Packet {
+    /// A packet of `bytes` on the wire that leaves at `sent`, from no queue pair to no host: who makes one adds what its kind has.
+    pub const fn bare(kind: Kind, priority: u8, bytes: u32, sent: Ps) -> Self {
+        Self {
+            next: NONE,
+            qp: NONE,
+            psn: 0,
+            answers: 0,
+            to: NONE,
+            entropy: 0,
+            ingress: 0,
+            bytes,
+            payload: 0,
+            sent,
+            kind,
+            priority,
+            marked: false,
+            wants_ack: false,
+            again: false,
+            code: 0,
+        }
+    }
+}
+
 /// What a switch tells of one hop (INT).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IntHop {

@@ -1,7 +1,7 @@
 //! PFC on the move: PAUSE and RESUME frames, their quanta, the watchdog; how pauses spread from switch to switch; and the cycle of paused links in which
 //! nothing moves any more. What may stay in a buffer is decided in [`super::buffer`].
 
-use super::packet::{Kind, NONE, Packet};
+use super::packet::{Kind, Packet};
 use super::port::PRIORITIES;
 use super::time::Ps;
 use super::world::{Event, World};
@@ -98,24 +98,7 @@ impl Pauses {
 
 impl World {
     fn send_pfc(&mut self, local: u32, priority: u8, kind: Kind) {
-        let packet = Packet {
-            next: NONE,
-            qp: NONE,
-            psn: 0,
-            answers: 0,
-            to: NONE,
-            entropy: 0,
-            ingress: 0,
-            bytes: self.model.switch.pfc.frame_bytes,
-            payload: 0,
-            sent: self.now,
-            kind,
-            priority,
-            marked: false,
-            wants_ack: false,
-            again: false,
-            code: 0,
-        };
+        let packet = Packet::bare(kind, priority, self.model.switch.pfc.frame_bytes, self.now);
         let place = self.arena.add(packet);
         self.ports[local as usize].enqueue(self.now, &mut self.arena, super::port::CONTROL, place);
         self.transmit(local);

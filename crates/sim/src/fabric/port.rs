@@ -252,24 +252,7 @@ mod tests {
     use super::*;
 
     fn packet(priority: u8, bytes: u32) -> Packet {
-        Packet {
-            next: NONE,
-            qp: 0,
-            psn: 0,
-            answers: 0,
-            to: 0,
-            entropy: 0,
-            ingress: 0,
-            bytes,
-            payload: bytes,
-            sent: Ps::ZERO,
-            kind: Kind::Data,
-            priority,
-            marked: false,
-            wants_ack: false,
-            again: false,
-            code: 0,
-        }
+        Packet { qp: 0, to: 0, payload: bytes, ..Packet::bare(Kind::Data, priority, bytes, Ps::ZERO) }
     }
 
     /// What each priority got of the first `bytes` that a port with full queues sent.

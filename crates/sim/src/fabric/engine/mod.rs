@@ -5,7 +5,7 @@
 mod port;
 
 use super::model::{EngineModel, Model, Notification};
-use super::packet::{Kind, NONE, Packet};
+use super::packet::{Kind, Packet};
 use super::port::CONTROL;
 use super::time::Ps;
 use super::topology::Topology;
@@ -428,22 +428,10 @@ impl World {
         self.counters.cnps += u64::from(kind == Kind::Cnp);
         let bytes = frame.bytes.len() as u32;
         let packet = Packet {
-            next: NONE,
-            qp: NONE,
-            psn: 0,
-            answers: 0,
             to,
             entropy: super::world::entropy(node, to, u64::from(frame.src_port)),
-            ingress: 0,
-            bytes: bytes + FRAME_BYTES,
             payload: bytes,
-            sent: self.now,
-            kind,
-            priority,
-            marked: false,
-            wants_ack: false,
-            again: false,
-            code: 0,
+            ..Packet::bare(kind, priority, bytes + FRAME_BYTES, self.now)
         };
         let queue = if answers && host.acks_first { CONTROL } else { usize::from(priority) };
         let place = self.arena.add(packet);
