@@ -19,6 +19,7 @@ use scalefabric_verbs::{
     WorkCompletion,
 };
 use scalefabric_wire::bth;
+use scalefabric_wire::icrc::{Flow, Running};
 use scalefabric_wire::packet::{ICRC_LEN, pad_count};
 
 use crate::completion::{Channel, Pushed};
@@ -345,12 +346,9 @@ impl QpHost<'_, '_> {
         if let (Some(reth), Some(out)) = (&packet.headers.reth, bytes[bth::LEN..header_len].first_chunk_mut()) {
             reth.emit(out);
         }
-        fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
         let (transport, icrc) = bytes.split_at_mut(end);
-        if header_len + length < end {
-            transport[header_len + length..].fill(0);
-        }
-        icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
+        let sum = fill_and_sum(side, srqs, memory, payload, transport, header_len, &route.flow, room.ip_id)?;
+        icrc.copy_from_slice(&sum.to_le_bytes());
         egress.commit_behind(room);
         Ok(())
     }
@@ -409,13 +407,10 @@ impl QpHost<'_, '_> {
             batches[usize::from(side.port_num.max(1)) - 1].drop_packet(DropReason::EgressError);
             return Ok(());
         }
-        fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
         let (transport, behind) = bytes.split_at_mut(size - 4 - trailer.len());
-        if pad > 0 {
-            transport[header_len + length..].fill(0);
-        }
+        let sum = fill_and_sum(side, srqs, memory, payload, transport, header_len, &route.flow, room.ip_id)?;
         let (icrc, room_behind) = behind.split_at_mut(4);
-        icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
+        icrc.copy_from_slice(&sum.to_le_bytes());
         // The ICRC takes these bits for ones, whatever they are.
         if packet.reads_telemetry {
             transport[int::FLAGS_AT] |= int::CAPABLE;
@@ -453,6 +448,66 @@ fn peer(side: &QpSide, srqs: &Slots<Arc<SrqShared>>, xrc_srqn: Option<Srqn>) -> 
 fn xrc_srq(srqs: &Slots<Arc<SrqShared>>, srqn: Srqn, xrcd: Option<u32>) -> Option<&Arc<SrqShared>> {
     let srq = srqs.get(srqn.get() as usize & 0xffff)?;
     (srq.srqn == srqn && srq.xrc.map(|x| x.0) == xrcd && xrcd.is_some()).then_some(srq)
+}
+
+/// Payloads from this length on are copied and summed in one pass.
+const ONE_PASS: usize = 512;
+
+/// Copies a payload and its pad behind the header of a packet, BTH to pad, and gives the ICRC.
+#[inline]
+#[allow(clippy::too_many_arguments)]
+fn fill_and_sum(
+    side: &QpSide,
+    srqs: &Slots<Arc<SrqShared>>,
+    memory: &Access<'_>,
+    payload: Payload<'_>,
+    transport: &mut [u8],
+    header_len: usize,
+    flow: &Flow,
+    ip_id: u16,
+) -> Result<u32, EmitError> {
+    let (transport_len, length) = (transport.len(), payload_len(&payload));
+    let (header, body) = transport.split_at_mut(header_len);
+    let (data, pad) = body.split_at_mut(length);
+    pad.fill(0);
+    if length >= ONE_PASS {
+        let mut sum = flow.start(ip_id, transport_len, header[4]);
+        sum.update(header);
+        let mut sum = fill_summed(side, srqs, memory, payload, data, sum)?;
+        sum.update(pad);
+        return Ok(sum.finish());
+    }
+    fill(side, srqs, memory, payload, data)?;
+    Ok(flow.icrc(ip_id, transport))
+}
+
+/// As [`fill`], and the bytes go through a CRC.
+fn fill_summed(
+    side: &QpSide,
+    srqs: &Slots<Arc<SrqShared>>,
+    memory: &Access<'_>,
+    payload: Payload<'_>,
+    out: &mut [u8],
+    mut sum: Running,
+) -> Result<Running, EmitError> {
+    match payload {
+        Payload::Wqe { index, offset, .. }
+            if let Some(ring) = &side.shared.send
+                && !ring.is_inline(index)
+                && let Some(sge) = ring.only_sge(index) =>
+        {
+            memory.gather_one_summed(side.pd, &sge, offset, out, sum).map_err(EmitError::Local)
+        }
+        Payload::Remote(access) => {
+            let peer = peer(side, srqs, access.xrc_srqn).map_err(EmitError::Access)?;
+            memory.read_remote_summed(peer, &access, out, sum).map_err(EmitError::Access)
+        }
+        _ => {
+            fill(side, srqs, memory, payload, out)?;
+            sum.update(out);
+            Ok(sum)
+        }
+    }
 }
 
 /// Copies a payload into the packet.

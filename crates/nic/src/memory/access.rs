@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use scalefabric_transport::host::{AccessFault, AtomicOp, LocalFault, RemoteAccess};
 use scalefabric_verbs::{AccessFlags, FlushLevel, FlushPlacement, Qpn, RKey, Sge, WcStatus};
+use scalefabric_wire::icrc::Running;
 
 use super::copy::{self, Gone};
 use super::table::{Entry, MemoryTable, PdId, kind, thread_token};
@@ -231,12 +232,36 @@ impl Access<'_> {
         if out.is_empty() {
             return Ok(());
         }
-        if u64::from(offset) + out.len() as u64 > u64::from(sge.length) {
-            return Err(LocalFault::OutOfBounds);
-        }
-        let from = self.local(pd, sge, false)?.wrapping_add(offset as usize);
+        let from = self.part(pd, sge, offset, out.len())?;
         // SAFETY: as in `gather`.
         unsafe { copy::copy_out(from, out) }.map_err(|Gone| LocalFault::Gone)
+    }
+
+    /// The same, and the bytes go through a CRC on the way.
+    #[inline]
+    pub fn gather_one_summed(
+        &self,
+        pd: PdId,
+        sge: &Sge,
+        offset: u32,
+        out: &mut [u8],
+        sum: Running,
+    ) -> Result<Running, LocalFault> {
+        if out.is_empty() {
+            return Ok(sum);
+        }
+        let from = self.part(pd, sge, offset, out.len())?;
+        // SAFETY: as in `gather`.
+        unsafe { copy::copy_out_summed(from, out, sum) }.map_err(|Gone| LocalFault::Gone)
+    }
+
+    /// Where `length` bytes of an SGE begin, from `offset`.
+    #[inline]
+    fn part(&self, pd: PdId, sge: &Sge, offset: u32, length: usize) -> Result<Host, LocalFault> {
+        if u64::from(offset) + length as u64 > u64::from(sge.length) {
+            return Err(LocalFault::OutOfBounds);
+        }
+        Ok(self.local(pd, sge, false)?.wrapping_add(offset as usize))
     }
 
     /// Writes `data` into the SGL's bytes from `offset`, in the order of [`copy`]. As [`Access::gather`] otherwise.
@@ -288,6 +313,22 @@ impl Access<'_> {
         let at = self.remote(peer, access, out.len() as u64)?;
         // SAFETY: as in `write_remote`.
         unsafe { copy::copy_out(at, out) }.map_err(|Gone| AccessFault::Gone)
+    }
+
+    /// The same, and the bytes go through a CRC on the way.
+    pub fn read_remote_summed(
+        &self,
+        peer: Peer,
+        access: &RemoteAccess,
+        out: &mut [u8],
+        sum: Running,
+    ) -> Result<Running, AccessFault> {
+        if out.is_empty() {
+            return Ok(sum);
+        }
+        let at = self.remote(peer, access, out.len() as u64)?;
+        // SAFETY: as in `write_remote`.
+        unsafe { copy::copy_out_summed(at, out, sum) }.map_err(|Gone| AccessFault::Gone)
     }
 
     /// Checks and does an atomic, atomic also for this host's processors (IBV_ATOMIC_GLOB); returns the old value (0 for

@@ -15,6 +15,7 @@
 #[cfg(not(target_arch = "x86_64"))]
 use portable as routines;
 use scalefabric_verbs::Sge;
+use scalefabric_wire::icrc::Running;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as routines;
 #[cfg(target_arch = "x86_64")]
@@ -46,6 +47,32 @@ pub(super) unsafe fn copy_in(to: *mut u8, data: &[u8]) -> Result<(), Gone> {
 pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
     // SAFETY: the destination is a slice; the source is the caller's; a fault there is caught.
     whole(unsafe { routines::copy_out(out.as_mut_ptr(), from, out.len()) })
+}
+
+/// Copies from registered memory to `out`, and runs the bytes that were copied through a CRC: in one pass where the processor and
+/// the address allow it, so that each byte is loaded once. On a fault, `out` is partly filled.
+///
+/// # Safety
+/// As [`copy_out`].
+#[inline]
+pub(super) unsafe fn copy_out_summed(from: *const u8, out: &mut [u8], mut sum: Running) -> Result<Running, Gone> {
+    let mut done = 0;
+    if out.len() >= 2 * routines::BLOCK && routines::can_sum(from) {
+        done = out.len() - out.len() % routines::BLOCK;
+        let mut left = [0; routines::BLOCK];
+        // SAFETY: as in `copy_out`; `done` is a multiple of a block and not 0, and the address is as the routine needs it.
+        whole(unsafe { routines::copy_out_summed(out.as_mut_ptr(), from, done, &mut left, sum.register()) })?;
+        // What is left of the bytes stands for all of them, the register before them included.
+        sum = Running::resume(0);
+        sum.update(&left);
+    }
+    let rest = &mut out[done..];
+    if !rest.is_empty() {
+        // SAFETY: the caller's promise, for the bytes behind.
+        unsafe { copy_out(from.wrapping_add(done), rest) }?;
+        sum.update(rest);
+    }
+    Ok(sum)
 }
 
 /// Copies between two ranges of registered memory, the order and the whole words being those of `to`. On a fault at either side, a part
@@ -310,6 +337,68 @@ mod x86_64 {
         };
     }
 
+    // Copies blocks of 128 bytes and folds them into one block with the same remainder: 8 streams of 128 bits side by side, each multiplied
+    // by x^1024 modulo the polynomial before the next block is added (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
+    // PCLMULQDQ Instruction", Intel 2009). rdi: to; rsi: from, aligned to 32; rdx: bytes, a multiple of 128 and not 0; rcx: the block that
+    // is left; r8d: the register before; r9: the two factors, twice.
+    macro_rules! fold {
+        ($sum:literal, $at:literal) => {
+            concat!(
+                "vmovdqa ymm6, [rsi+",
+                $at,
+                "]\n",
+                "vpclmulqdq ymm7, ",
+                $sum,
+                ", ymm5, 0x00\n",
+                "vpclmulqdq ",
+                $sum,
+                ", ",
+                $sum,
+                ", ymm5, 0x11\n",
+                "vmovdqu [rdi+",
+                $at,
+                "], ymm6\n",
+                "vpxor ymm7, ymm7, ymm6\n",
+                "vpxor ",
+                $sum,
+                ", ",
+                $sum,
+                ", ymm7\n",
+            )
+        };
+    }
+    macro_rules! sum_routine {
+        ($name:literal) => {
+            concat!(
+                ".p2align 5\n.globl ",
+                $name,
+                "\n.hidden ",
+                $name,
+                "\n.type ",
+                $name,
+                ", @function\n",
+                $name,
+                ":\n",
+                "vmovdqa ymm0, [rsi]\n vmovdqa ymm1, [rsi+32]\n vmovdqa ymm2, [rsi+64]\n vmovdqa ymm3, [rsi+96]\n",
+                "vmovdqu [rdi], ymm0\n vmovdqu [rdi+32], ymm1\n vmovdqu [rdi+64], ymm2\n vmovdqu [rdi+96], ymm3\n",
+                "vmovd xmm4, r8d\n vpxor ymm0, ymm0, ymm4\n vmovdqu ymm5, [r9]\n",
+                "add rsi, 128\n add rdi, 128\n sub rdx, 128\n jz 6f\n",
+                ".p2align 4\n5:\n",
+                fold!("ymm0", "0"),
+                fold!("ymm1", "32"),
+                fold!("ymm2", "64"),
+                fold!("ymm3", "96"),
+                "add rsi, 128\n add rdi, 128\n sub rdx, 128\n jnz 5b\n",
+                "6: vmovdqu [rcx], ymm0\n vmovdqu [rcx+32], ymm1\n vmovdqu [rcx+64], ymm2\n vmovdqu [rcx+96], ymm3\n",
+                "vzeroupper\n xor eax, eax\n ret\n.size ",
+                $name,
+                ", . - ",
+                $name,
+                "\n",
+            )
+        };
+    }
+
     std::arch::global_asm!(
         ".pushsection .text.scalefabric_memory,\"ax\",@progbits",
         ".globl scalefabric_memory_wide_start",
@@ -333,6 +422,7 @@ mod x86_64 {
             "vmovaps",
             "vmovups"
         ),
+        sum_routine!("scalefabric_memory_wide_copy_out_summed"),
         ".globl scalefabric_memory_start",
         ".hidden scalefabric_memory_start",
         "scalefabric_memory_start:",
@@ -372,6 +462,15 @@ mod x86_64 {
         fn wide_copy_in(to: *mut u8, from: *const u8, length: usize) -> u32;
         #[link_name = "scalefabric_memory_wide_copy_out"]
         fn wide_copy_out(to: *mut u8, from: *const u8, length: usize) -> u32;
+        #[link_name = "scalefabric_memory_wide_copy_out_summed"]
+        fn wide_copy_out_summed(
+            to: *mut u8,
+            from: *const u8,
+            length: usize,
+            left: *mut u8,
+            register: u32,
+            factors: *const u64,
+        ) -> u32;
         #[link_name = "scalefabric_memory_load"]
         pub fn load(from: *const u64, value: *mut u64) -> u32;
         #[link_name = "scalefabric_memory_store"]
@@ -434,6 +533,33 @@ mod x86_64 {
         }
     }
 
+    /// What [`copy_out_summed`] folds to.
+    pub const BLOCK: usize = 128;
+
+    /// x^(1024+32) and x^(1024-32) modulo the polynomial, reflected, for both halves of a vector.
+    static FACTORS: [u64; 4] = [0x1_e88e_f372, 0x1_4a7f_e880, 0x1_e88e_f372, 0x1_4a7f_e880];
+
+    /// Whether [`copy_out_summed`] can read there: its loads are aligned, so that words do not tear.
+    #[inline]
+    pub fn can_sum(from: *const u8) -> bool {
+        (from as usize).is_multiple_of(32)
+            && std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("vpclmulqdq")
+    }
+
+    /// Copies, and folds what it copied and the register before it into `left`. `length` is a multiple of [`BLOCK`], and not 0;
+    /// [`can_sum`] has said yes.
+    pub unsafe fn copy_out_summed(
+        to: *mut u8,
+        from: *const u8,
+        length: usize,
+        left: &mut [u8; BLOCK],
+        register: u32,
+    ) -> u32 {
+        // SAFETY: as the caller says; `left` has room for a block, and the factors are four words.
+        unsafe { wide_copy_out_summed(to, from, length, left.as_mut_ptr(), register, FACTORS.as_ptr()) }
+    }
+
     /// Where a routine that faulted at `counter` goes on; `None` if that is not one of ours.
     pub fn landing_pad(counter: usize) -> Option<usize> {
         let wide = (&raw const scalefabric_memory_wide_start) as usize;
@@ -480,6 +606,17 @@ mod portable {
             done += n as usize;
         }
         0
+    }
+
+    /// No copy here sums.
+    pub const BLOCK: usize = 128;
+
+    pub fn can_sum(_from: *const u8) -> bool {
+        false
+    }
+
+    pub unsafe fn copy_out_summed(_: *mut u8, _: *const u8, _: usize, _: &mut [u8; BLOCK], _: u32) -> u32 {
+        1
     }
 
     pub unsafe fn copy_in(to: *mut u8, from: *const u8, length: usize) -> u32 {
@@ -584,6 +721,28 @@ mod tests {
     }
 
     #[test]
+    fn copying_and_summing_in_one_pass_is_copying_and_then_summing() {
+        let source: Vec<u8> = (0..5000u32).map(|i| (i * i * 7 + i / 3) as u8).collect();
+        // Where one pass is possible, and where it is not.
+        let aligned = source.as_ptr().align_offset(32);
+        for from in [aligned, aligned + 8, aligned + 1] {
+            for length in (0..700).step_by(3).chain([768, 1024, 2048, 4096, 4097, 4222]) {
+                for register in [0, !0, 0x1234_5678] {
+                    let (mut target, mut sum) = (vec![0u8; length + 1], Running::resume(register));
+                    // SAFETY: both ranges lie inside their vectors.
+                    let told = unsafe {
+                        copy_out_summed(source.as_ptr().add(from), &mut target[..length], Running::resume(register))
+                    };
+                    sum.update(&source[from..from + length]);
+                    assert_eq!(told.map(Running::finish), Ok(sum.finish()), "{length} from {from}");
+                    assert_eq!(target[..length], source[from..from + length]);
+                    assert_eq!(target[length], 0);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn atomics_return_the_old_value() {
         let mut word = 5u64;
         let at: *mut u64 = &mut word;
@@ -615,6 +774,8 @@ mod tests {
             assert_eq!(copy_in(gone, &[1; 1000]), Err(Gone), "the wide routine");
             assert_eq!(copy_out(gone, &mut [1; 1000]), Err(Gone), "the wide routine");
             assert_eq!(copy_out(gone, &mut out), Err(Gone));
+            let aligned = copy_out_summed(32 as *const u8, &mut [1; 1000], Running::resume(0));
+            assert!(matches!(aligned, Err(Gone)), "the one that sums");
             assert_eq!(load_u64(gone.cast()), Err(Gone));
             assert_eq!(store_u64(gone.cast(), 1), Err(Gone));
             assert_eq!(compare_swap(gone.cast(), 1, 2), Err(Gone));
