@@ -410,8 +410,7 @@ impl Nic {
         let QpEntry { transport, side, touched, batch, .. } = &mut **entry;
         let counters = &mut self.fabric.batches[usize::from(port_num) - 1];
         // The PSN first: an ICRC that is not needed costs more.
-        let is_next = transport.takes_alike() && transport.expected_psn() == alike.psn;
-        if !is_next || !self.ingress.is_whole(datagram, counters) {
+        if !transport.expects_alike(alike.psn) || !self.ingress.is_whole(datagram, counters) {
             return false;
         }
         let mut host = QpHost { now, side, fabric: &mut self.fabric, memory, ports: None };
@@ -487,7 +486,8 @@ impl Nic {
             trailer,
         };
         transport.receive(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports: None }, &incoming);
-        if packet.headers.bth.opcode.info().operation == Operation::Write && transport.takes_alike() {
+        let operation = packet.headers.bth.opcode.info().operation;
+        if matches!(operation, Operation::Write | Operation::ReadResponse) && transport.takes_alike() {
             self.ingress.remember(qp, port_num, self.fabric.tables.generation(), datagram, packet);
         }
         true

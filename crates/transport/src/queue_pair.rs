@@ -5,7 +5,7 @@
 use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::{CongestionState, QpAttr, QpState, QpType, Qpn, WcStatus};
 use scalefabric_wire::Psn;
-use scalefabric_wire::opcode::Position;
+use scalefabric_wire::opcode::{Operation, Position};
 
 use crate::admission::{self, Receiver};
 use crate::congestion::{Controller, Event, Invalid, Profile, Route};
@@ -92,8 +92,18 @@ pub struct QueuePair {
     pub(crate) ctx: Context,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// The last request passed admission, and those like it take the short way. Forgotten when attributes or state change.
-    pub(crate) alike: Option<Position>,
+    /// The last packet of one of these kinds passed admission, and those like it take the short way. Forgotten when attributes or state
+    /// change.
+    pub(crate) alike: Option<Kindred>,
+}
+
+/// Packets that come in trains and take the short way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kindred {
+    /// WRITEs at this place of their message.
+    Write(Position),
+    /// READ responses MIDDLE.
+    ReadMiddle,
 }
 
 impl QueuePair {
@@ -286,6 +296,9 @@ impl QueuePair {
             self.responder.congestion_experienced(&self.ctx, host, &admitted);
         }
         if admitted.receiver == Receiver::Completer {
+            if admitted.info.operation == Operation::ReadResponse {
+                self.alike = Requester::place_of_middle(&self.ctx, &admitted).then_some(Kindred::ReadMiddle);
+            }
             if let Err(stop) = self.requester.receive(&mut self.ctx, host, &admitted) {
                 self.stop(host, stop);
             }
@@ -295,26 +308,32 @@ impl QueuePair {
         if let Err(fatal) = self.responder.receive(&self.ctx, host, &admitted) {
             return self.enter_error(host, fatal.event);
         }
-        self.alike = Responder::place_of_alike(&self.ctx, &admitted);
+        self.alike = Responder::place_of_alike(&self.ctx, &admitted).map(Kindred::Write);
     }
 
     /// Takes a packet that came by the same port, from and to the same addresses, with the same traffic class and the same first
-    /// eight bytes of BTH as the last request that [`QueuePair::receive`] took, while GIDs and P_Keys are what they were then. False if
+    /// eight bytes of BTH as the last request or READ response that [`QueuePair::receive`] took, while GIDs and P_Keys are what they were then. False if
     /// it has to go there, too; then nothing has happened.
     #[inline]
     pub fn receive_alike<H: Host>(&mut self, host: &mut H, packet: &Alike<'_>) -> bool {
         match self.alike {
-            Some(position) => self.responder.receive_alike(&self.ctx, host, position, packet),
+            Some(Kindred::Write(position)) => self.responder.receive_alike(&self.ctx, host, position, packet),
+            Some(Kindred::ReadMiddle) => self.requester.receive_middle(&self.ctx, host, packet),
             None => false,
         }
     }
 
-    /// The PSN of the request that is expected next.
-    pub fn expected_psn(&self) -> Psn {
-        self.responder.expected_psn()
+    /// Whether [`QueuePair::receive_alike`] would look at more than the PSN of such a packet.
+    #[inline]
+    pub fn expects_alike(&self, psn: Psn) -> bool {
+        match self.alike {
+            Some(Kindred::Write(_)) => self.responder.expected_psn() == psn,
+            Some(Kindred::ReadMiddle) => self.requester.acked.psn == psn,
+            None => false,
+        }
     }
 
-    /// Whether the last request that [`QueuePair::receive`] took was one of those for which [`QueuePair::receive_alike`] is made. A
+    /// Whether the last request or READ response that [`QueuePair::receive`] took was one of those for which [`QueuePair::receive_alike`] is made. A
     /// change of attributes or state forgets it.
     pub fn takes_alike(&self) -> bool {
         self.alike.is_some()

@@ -242,6 +242,7 @@ impl Responder {
         if ctx.state == QpState::Err && !self.parting {
             return Ok(Next::Idle);
         }
+        let mut alike = false;
         while let Some(at) = self.resources.first_unsent() {
             if *budget == 0 {
                 return Ok(Next::Ready);
@@ -252,7 +253,7 @@ impl Responder {
             {
                 return Ok(Next::At(at));
             }
-            match self.emit_answer(ctx, host, at) {
+            match self.emit_answer(ctx, host, at, &mut alike) {
                 Ok(Left::Yes) => {
                     *budget -= 1;
                     if let (Some(control), Some(wire_bytes)) = (&mut control, wire_bytes) {

@@ -22,12 +22,14 @@ pub(super) fn response_packets(length: u32, pmtu: u32) -> u32 {
 }
 
 impl Responder {
-    /// Sends the next packet of the oldest answer that has one. The error is the READ's: its PSN and what is wrong.
+    /// Sends the next packet of the oldest answer that has one. The error is the READ's: its PSN and what is wrong. `alike` says whether the
+    /// packet before it, sent in the same call, was a MIDDLE: the next MIDDLE differs from it in PSN and payload only.
     pub(super) fn emit_answer<H: Host>(
         &mut self,
         ctx: &Context,
         host: &mut H,
         at: usize,
+        alike: &mut bool,
     ) -> Result<Left, (Fault, LongPsn)> {
         let request = *self.resources.get(at);
         let Some(unsent) = request.unsent else { return Ok(Left::Yes) };
@@ -56,11 +58,15 @@ impl Responder {
         if let (Operation::AtomicAcknowledge, Answer::Stored { value, .. }) = (operation, request.answer) {
             packet.headers.atomic_ack_eth = Some(value);
         }
+        let is_middle = position == Position::Middle && !request.has_room;
         let emitted = if request.has_room && operation == Operation::ReadResponse {
             host.emit_trailed(&packet, payload, &int::ROOM)
+        } else if is_middle && *alike {
+            host.emit_alike(&packet, payload)
         } else {
             host.emit(&packet, payload)
         };
+        *alike = is_middle && emitted.is_ok();
         match emitted {
             // A status is for send WQEs: an answer that gets one is lost on the way.
             Ok(()) | Err(EmitError::Status(_)) => {

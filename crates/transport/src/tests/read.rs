@@ -3,12 +3,14 @@
 use alloc::vec;
 use scalefabric_verbs::WcStatus::*;
 use scalefabric_verbs::{FlushLevel, FlushPlacement, QpType, RKey};
+use scalefabric_wire::Psn;
 use scalefabric_wire::opcode::Position::{self, First, Last, Middle, Only};
 
 use super::{Dialogue, READ, WRITE};
 use crate::counter::{Counter, DropReason};
 use crate::host::WqeOp;
 use crate::queue_pair::Config;
+use crate::responder::Alike;
 use crate::testing::{Link, WHOLE};
 
 fn full(d: &mut Dialogue, position: Position, psn: u32) {
@@ -223,4 +225,62 @@ fn two_queue_pairs_read_a_megabyte() {
     link.run();
     assert_eq!(link.a.host.sent.iter().map(|w| (w.status, w.byte_len)).collect::<vec::Vec<_>>(), [(Success, length)]);
     assert_eq!(link.a.host.memory[..length as usize], link.b.host.memory[0x11..0x11 + length as usize]);
+}
+
+/// A READ whose responses come as `packets` say (PSN and length), the MIDDLE ones by the short way where it takes them. What was seen, and how
+/// many took it.
+fn read_by(short: bool, packets: &[(Position, u32, usize)]) -> (Dialogue, usize) {
+    let mut d = Dialogue::rc(|_| ());
+    d.post(1, READ, 6 * 1024);
+    d.post(2, WRITE, 8);
+    d.sends();
+    let mut taken = 0;
+    for &(position, psn, length) in packets {
+        let payload = vec![psn as u8 + 1; length];
+        let alike =
+            Alike { psn: Psn::new(super::START.wrapping_add(psn)), ack_req: false, reth: None, payload: &payload };
+        let is_like = position == Middle && d.side.qp.takes_alike() && d.side.qp.expects_alike(alike.psn);
+        if short && is_like && d.side.qp.receive_alike(&mut d.side.host, &alike) {
+            taken += 1;
+        } else {
+            d.read_response(position, psn, &payload);
+        }
+    }
+    (d, taken)
+}
+
+#[test]
+fn both_ways_of_a_middle_response_do_the_same() {
+    let whole = [First, Middle, Middle, Middle, Middle, Last];
+    let all: vec::Vec<_> = (0..6).map(|psn| (whole[psn as usize], psn, 1024)).collect();
+    let (_, taken) = read_by(true, &all);
+    assert_eq!(taken, 3, "all MIDDLE behind the first one");
+    let mut cases = vec![all.clone()];
+    for flaw in 1..6 {
+        // One is lost, comes twice, is too short, or has the place of the LAST.
+        let mut lost = all.clone();
+        lost.remove(flaw);
+        let mut twice = all.clone();
+        twice.insert(flaw, all[flaw]);
+        let mut short = all.clone();
+        short[flaw].2 = 1000;
+        let mut late = all.clone();
+        late[flaw].0 = Middle;
+        late.push((Middle, 6, 1024));
+        cases.extend([lost, twice, short, late]);
+    }
+    for packets in cases {
+        let ([mut long, mut short], config) = ([false, true].map(|short| read_by(short, &packets).0), &packets);
+        assert_eq!(long.completions(), short.completions(), "{config:?}");
+        assert_eq!(long.side.host.memory, short.side.host.memory, "{config:?}");
+        assert_eq!(long.side.qp.state(), short.side.qp.state(), "{config:?}");
+        assert_eq!(long.side.qp.deadline(), short.side.qp.deadline(), "{config:?}");
+        assert_eq!(long.sends(), short.sends(), "{config:?}");
+        for &counter in Counter::ALL {
+            assert_eq!(long.side.host.counter(counter), short.side.host.counter(counter), "{config:?}");
+        }
+        for &reason in DropReason::ALL {
+            assert_eq!(long.side.host.dropped(reason), short.side.host.dropped(reason), "{config:?}");
+        }
+    }
 }
