@@ -14,7 +14,7 @@ struct Options {
     /// Time of one measurement, ms.
     #[arg(long, default_value_t = 300)]
     ms: u64,
-    /// Only tables whose title has this word: queue pairs in turn, memory, made and ended, regions, pollers, threads, receive, processes.
+    /// Only tables whose title has this word: queue pairs in turn, memory, made and ended, regions, pollers, threads, receive, processes, connections.
     #[arg(long)]
     only: Option<String>,
     /// The most queue pairs, and regions, of the tables that grow.

@@ -5,6 +5,7 @@
 //! wire, responder and completer are all paid by the thread that posts and polls. What it costs is processor time of that thread,
 //! which others on the machine do not change much; rates of several threads are by the wall clock.
 
+mod connections;
 mod pair;
 mod processes;
 mod queue_pairs;
@@ -83,7 +84,7 @@ pub struct Limits {
     pub most: u32,
 }
 
-const TABLES: [Make; 8] = [
+const TABLES: [Make; 9] = [
     // First: what other tables gave back would hide what it takes.
     ("memory of idle queue pairs", queue_pairs::memory),
     ("queue pairs in turn", queue_pairs::in_turn),
@@ -93,6 +94,7 @@ const TABLES: [Make; 8] = [
     ("threads on one queue pair", threads::on_one),
     ("shared receive queue", queue_pairs::shared_receives),
     ("processes", processes::sending),
+    ("connections of rdma_cm", connections::beside_idle),
 ];
 
 fn main() {

@@ -28,12 +28,16 @@ pub struct World {
     mtu: Mtu,
 }
 
+/// An address of this process alone, one of three.
+pub fn own_address(number: u8) -> Ipv4Addr {
+    let id = std::process::id();
+    Ipv4Addr::new(127, 205 + (id >> 14) as u8 % 50, (id >> 6) as u8, (id << 2) as u8 | number)
+}
+
 impl World {
     /// A device of this process alone.
     pub fn new() -> Self {
-        let id = std::process::id();
-        let address =
-            IpAddr::from(Ipv4Addr::new(127, 205 + (id >> 14) as u8 % 50, (id >> 6) as u8, (id << 2) as u8 | 1));
+        let address = IpAddr::from(own_address(1));
         let port = PortOptions { interface: "lo".into(), addresses: vec![address] };
         let device = DeviceOptions { name: "scale".into(), ports: vec![port], ..DeviceOptions::default() };
         let options =

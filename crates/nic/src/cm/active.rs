@@ -9,9 +9,10 @@ use scalefabric_verbs::{
 };
 use scalefabric_wire::cm::{CommId, IpAddressing, ServiceId};
 
-use super::agent::{Link, State};
+use super::agent::State;
 use super::devices::{self, Device, Place, destination, is_link_local, scope_of, source_for, with_port};
 use super::id::{Claimed, Id, Stage};
+use super::links::Link;
 use crate::clock;
 use crate::provider::SoftwareProvider;
 use crate::share::connections::{Claim, Refused};

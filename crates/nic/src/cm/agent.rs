@@ -3,21 +3,21 @@
 //! One lock guards all of it. It is taken by callers and by the thread, never by whoever turns an engine: messages come by
 //! [`Post`], whose inbox has a lock of its own. So sending (which takes an engine's lock) is allowed while it is held.
 
-use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use scalefabric_transport::Time;
-use scalefabric_transport::cm::{Connection, Event, QpPath, Query, State as Stand};
+use scalefabric_transport::cm::{Connection, Event, QpPath};
 use scalefabric_verbs::{AddressVector, CmEvent, Errno, Gid, VerbsError};
-use scalefabric_wire::cm::CmMad;
 
-use super::devices::Device;
 use super::id::Id;
+use super::links::{Link, Links};
 use super::multicast::Join;
 use super::receive::Unheard;
+use super::service::{Answers, Questions};
 use crate::clock;
 use crate::completion::EventQueue;
 use crate::engine::drive::Core;
@@ -89,50 +89,25 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// A connection with what its messages need.
-pub(super) struct Link {
-    pub(super) machine: Connection,
-    pub(super) core: Arc<Core>,
-    /// Kept open for as long as the connection lasts; `None` for the connection of a dead process.
-    pub(super) device: Option<Arc<Device>>,
-    /// Way of the messages.
-    pub(super) av: AddressVector,
-    pub(super) path: QpPath,
-    pub(super) packet_life_time: u8,
-    /// The identifier, while there is one.
-    pub(super) id: Option<u32>,
-    /// Record in the segment.
-    pub(super) noted: Option<usize>,
-}
-
-/// A question for a datagram service.
-pub(super) struct Asking {
-    pub(super) machine: Query,
-    pub(super) core: Arc<Core>,
-    pub(super) av: AddressVector,
-    pub(super) id: u32,
-}
-
-/// An answer to a SIDR_REQ, kept for duplicates.
-pub(super) struct Answered {
-    pub(super) from: Gid,
-    pub(super) request_id: u32,
-    pub(super) mad: Option<CmMad>,
-    pub(super) until: Time,
+/// An event channel, and who belongs to it.
+pub(super) struct Line {
+    pub(super) events: Arc<EventQueue<CmEvent>>,
+    pub(super) ids: BTreeSet<u32>,
 }
 
 /// What the lock guards.
 pub(super) struct State {
-    pub(super) channels: HashMap<u32, Arc<EventQueue<CmEvent>>>,
+    pub(super) channels: HashMap<u32, Line>,
     pub(super) ids: HashMap<u32, Id>,
+    /// Identifiers that listen, by port space and port.
+    pub(super) listeners: HashMap<(u16, u16), Vec<u32>>,
     pub(super) joins: HashMap<u32, Join>,
-    /// By our communication ID.
-    pub(super) links: HashMap<u32, Link>,
-    /// By request ID.
-    pub(super) questions: HashMap<u32, Asking>,
-    pub(super) answered: Vec<Answered>,
+    pub(super) links: Links,
+    pub(super) questions: Questions,
+    pub(super) answered: Answers,
     /// Requests that nobody listens for yet.
     pub(super) unheard: Vec<Unheard>,
+    next_channel: u32,
     next_number: u32,
     next_comm: u32,
     random: RandomState,
@@ -154,11 +129,13 @@ impl Agent {
         let mut state = State {
             channels: HashMap::new(),
             ids: HashMap::new(),
+            listeners: HashMap::new(),
             joins: HashMap::new(),
-            links: HashMap::new(),
-            questions: HashMap::new(),
-            answered: Vec::new(),
+            links: Links::default(),
+            questions: Questions::default(),
+            answered: Answers::default(),
             unheard: Vec::new(),
+            next_channel: 0,
             next_number: 0,
             next_comm: 0,
             random,
@@ -185,7 +162,7 @@ impl Agent {
     /// Ends or refuses all that is open, without waiting for answers.
     pub(super) fn end(&self) {
         let Ok(mut state) = self.state.try_lock() else { return };
-        let links: Vec<u32> = state.links.keys().copied().collect();
+        let links: Vec<u32> = state.links.keys().collect();
         for key in links {
             if let Some(link) = state.links.get_mut(&key) {
                 link.id = None;
@@ -245,12 +222,23 @@ impl State {
         }
     }
 
+    /// A number for a channel.
+    pub(super) fn channel_number(&mut self) -> u32 {
+        loop {
+            let number = self.next_channel;
+            self.next_channel = self.next_channel.wrapping_add(1);
+            if !self.channels.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
     /// An ID for a connection or a question of a slot: the slot, and a number that the process has not in use.
     pub(super) fn comm_id(&mut self, slot: u8) -> u32 {
         loop {
             self.next_comm = (self.next_comm + 1) & 0x00ff_ffff;
             let id = u32::from(slot) << 24 | self.next_comm;
-            let free = |id: &u32| !self.links.contains_key(id) && !self.questions.contains_key(id);
+            let free = |id: &u32| !self.links.contains_key(id) && !self.questions.contains_key(*id);
             if self.next_comm != 0 && free(&id) {
                 return id;
             }
@@ -258,25 +246,20 @@ impl State {
     }
 
     fn deadline(&self) -> Option<Time> {
-        let links = self.links.values().filter_map(|link| link.machine.deadline());
-        let questions = self.questions.values().filter_map(|question| question.machine.deadline());
-        links.chain(questions).chain(self.unheard.iter().map(|unheard| unheard.look)).min()
+        let unheard = self.unheard.iter().map(|unheard| unheard.look);
+        unheard.chain(self.links.deadline()).chain(self.questions.deadline()).min()
     }
 
     fn handle_timeout(&mut self, now: Time) {
-        self.answered.retain(|answer| answer.until > now);
-        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
-        let links: Vec<_> = self.links.iter().filter(|(_, l)| due(l.machine.deadline())).map(|(&k, _)| k).collect();
-        for key in links {
+        self.answered.forget_old(now);
+        for key in self.links.due(now) {
             if let Some(link) = self.links.get_mut(&key) {
                 link.machine.handle_timeout(now);
             }
             self.pump(key);
         }
-        let questions: Vec<_> =
-            self.questions.iter().filter(|(_, q)| due(q.machine.deadline())).map(|(&k, _)| k).collect();
-        for key in questions {
-            if let Some(question) = self.questions.get_mut(&key) {
+        for key in self.questions.due(now) {
+            if let Some(question) = self.questions.get_mut(key) {
                 question.machine.handle_timeout(now);
             }
             self.pump_question(key);
@@ -297,15 +280,15 @@ impl State {
             events.push(event);
         }
         link.note();
-        let (id, closed) = (link.id, link.machine.state() == Stand::Closed);
+        let id = link.id;
+        self.links.settle(key);
         if let Some(id) = id {
             events.into_iter().for_each(|event| self.tell_connection(id, event));
         }
-        if closed {
-            self.links.remove(&key);
-            if let Some(id) = id.and_then(|id| self.ids.get_mut(&id)) {
-                id.link = None;
-            }
+        if !self.links.contains_key(&key)
+            && let Some(id) = id.and_then(|id| self.ids.get_mut(&id))
+        {
+            id.link = None;
         }
     }
 
@@ -333,36 +316,5 @@ impl State {
             self.links.insert(orphan.local_id, link);
             self.pump(orphan.local_id);
         }
-    }
-}
-
-impl Link {
-    /// Keeps the segment's record in step: others must know a connection from the moment the peer may believe in it.
-    fn note(&mut self) {
-        let Some(device) = &self.device else { return };
-        match (self.machine.is_up(), self.noted) {
-            (true, None) => {
-                let orphan = Orphan {
-                    local_id: self.machine.local_id().0,
-                    remote_id: self.machine.remote_id().0,
-                    remote_qpn: self.machine.remote_qpn().get(),
-                    port_num: self.av.port_num,
-                    sgid: self.path_source(),
-                    dgid: self.av.dgid,
-                };
-                self.noted = device.segment().note_connection(device.slot(), &orphan);
-            }
-            (false, Some(index)) => {
-                device.segment().forget_connection(index);
-                self.noted = None;
-            }
-            _ => {}
-        }
-    }
-
-    fn path_source(&self) -> Gid {
-        let held = self.core.lock();
-        let port = held.engine.tables().port(self.av.port_num);
-        port.and_then(|port| port.gid(u32::from(self.av.sgid_index))).unwrap_or_default()
     }
 }

@@ -47,7 +47,7 @@ impl State {
                 self.pump(key);
             }
             if let Some(key) = question {
-                self.questions.remove(&key);
+                self.questions.remove(key);
             }
             self.tell_plain(number, CmEventType::DeviceRemoval, 0);
             if let Some(id) = self.ids.get_mut(&number) {

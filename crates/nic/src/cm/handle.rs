@@ -2,6 +2,7 @@
 //! nothing, as in C; dropping the last handle of a channel closes it.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use scalefabric_verbs::{
 };
 
 use super::active::{begin, ip_address, look_up};
-use super::agent::Agent;
+use super::agent::{Agent, Line};
 use super::id::{Id, Stage, no_such};
 use super::passive::any;
 use crate::completion::EventQueue;
@@ -34,8 +35,8 @@ impl Channel {
         let events = Arc::new(EventQueue::new()?);
         let number = {
             let mut state = agent.lock();
-            let number = (0..).find(|number| !state.channels.contains_key(number)).unwrap_or(u32::MAX);
-            state.channels.insert(number, events.clone());
+            let number = state.channel_number();
+            state.channels.insert(number, Line { events: events.clone(), ids: BTreeSet::new() });
             number
         };
         Ok(Arc::new(Self { agent, number, events, provider: provider.clone() }))
@@ -77,7 +78,7 @@ impl CmChannel for Channel {
         let number = state.number();
         let mut id = Id::new(number, self.number, self.provider.clone(), space, space.qp_type(qp_type));
         id.uid = uid;
-        state.ids.insert(number, id);
+        state.enrol(id);
         drop(state);
         Ok(Handle::of(&self.agent, number))
     }
@@ -101,7 +102,7 @@ impl CmChannel for Channel {
 
     fn close(&self) {
         let Ok(mut state) = self.agent.enter() else { return };
-        let own: Vec<u32> = state.ids.values().filter(|id| id.channel == self.number).map(|id| id.number).collect();
+        let own = state.channels.get(&self.number).map(|line| line.ids.clone()).unwrap_or_default();
         for id in own {
             // A request's new identifier goes with its listener.
             let _ = state.destroy(id);

@@ -53,6 +53,8 @@ pub(super) struct Id {
     pub(super) asked: Option<Asked>,
     /// Listening: requests that may still be queued.
     pub(super) backlog: u32,
+    /// Its joins of multicast groups.
+    pub(super) joins: Vec<u32>,
     pub(super) reported: u32,
     pub(super) reuse: bool,
     pub(super) af_only: bool,
@@ -88,6 +90,7 @@ impl Id {
             question: None,
             asked: None,
             backlog: 0,
+            joins: Vec::new(),
             reported: 0,
             reuse: false,
             af_only: false,
@@ -118,6 +121,11 @@ impl Id {
 
     pub(super) fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
+    }
+
+    /// Port space and port that it is bound to.
+    pub(super) fn service(&self) -> Option<(u16, u16)> {
+        self.local.map(|local| (self.space.to_raw(), local.port()))
     }
 
     /// Parameters without content, of the identifier's kind.
@@ -159,6 +167,43 @@ pub(super) fn no_such(number: u32) -> VerbsError {
 }
 
 impl State {
+    /// A new identifier, of its channel.
+    pub(super) fn enrol(&mut self, id: Id) {
+        if let Some(line) = self.channels.get_mut(&id.channel) {
+            line.ids.insert(id.number);
+        }
+        self.ids.insert(id.number, id);
+    }
+
+    /// Takes an identifier out of all that leads to it.
+    pub(super) fn strike(&mut self, number: u32) -> Option<Id> {
+        let id = self.ids.remove(&number)?;
+        if let Some(line) = self.channels.get_mut(&id.channel) {
+            line.ids.remove(&number);
+        }
+        if let Some(service) = id.service()
+            && let Some(listeners) = self.listeners.get_mut(&service)
+        {
+            listeners.retain(|other| *other != number);
+            if listeners.is_empty() {
+                self.listeners.remove(&service);
+            }
+        }
+        Some(id)
+    }
+
+    /// An identifier belongs to another channel from now on.
+    pub(super) fn move_to(&mut self, number: u32, channel: u32) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let from = std::mem::replace(&mut id.channel, channel);
+        if let Some(line) = self.channels.get_mut(&from) {
+            line.ids.remove(&number);
+        }
+        if let Some(line) = self.channels.get_mut(&channel) {
+            line.ids.insert(number);
+        }
+    }
+
     pub(super) fn id(&mut self, number: u32) -> Result<&mut Id, VerbsError> {
         self.ids.get_mut(&number).ok_or_else(|| no_such(number))
     }
@@ -189,9 +234,9 @@ impl State {
     }
 
     pub(super) fn queue(&self, channel: u32, event: CmEvent) {
-        if let Some(queue) = self.channels.get(&channel) {
-            queue.push(event);
-            queue.wake();
+        if let Some(line) = self.channels.get(&channel) {
+            line.events.push(event);
+            line.events.wake();
         }
     }
 

@@ -11,6 +11,8 @@ mod change;
 mod devices;
 mod handle;
 mod id;
+mod index;
+mod links;
 mod listing;
 mod multicast;
 mod options;

@@ -69,6 +69,7 @@ impl State {
             ece: Ece::default(),
         };
         let channel = id.channel;
+        id.joins.push(join);
         self.joins.insert(join, Join { id: number, reported: 0 });
         self.queue(channel, event);
         Ok(join)
@@ -79,9 +80,12 @@ impl State {
         let left = self.joins.remove(&join).ok_or_else(|| {
             VerbsError::misuse(Errno::ENOENT, format!("there is no join {join}: it was left already"))
         })?;
-        let channel = self.ids.get(&left.id).map(|id| id.channel);
-        if let Some(queue) = channel.and_then(|channel| self.channels.get(&channel)) {
-            queue.forget(|event| {
+        let channel = self.ids.get_mut(&left.id).map(|id| {
+            id.joins.retain(|other| *other != join);
+            id.channel
+        });
+        if let Some(line) = channel.and_then(|channel| self.channels.get(&channel)) {
+            line.events.forget(|event| {
                 event.id == join && matches!(event.event, CmEventType::MulticastJoin | CmEventType::MulticastError)
             });
         }

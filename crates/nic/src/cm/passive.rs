@@ -33,6 +33,9 @@ impl State {
         }
         id.backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
         id.stage = Stage::Listen;
+        if let Some(service) = id.service() {
+            self.listeners.entry(service).or_default().push(number);
+        }
         Ok(())
     }
 
@@ -152,7 +155,7 @@ impl State {
 
     /// Destroys an identifier with everything that hangs on it; gives the number of events its application has had.
     pub(super) fn destroy(&mut self, number: u32) -> Result<u32, VerbsError> {
-        let mut id = self.ids.remove(&number).ok_or_else(|| super::id::no_such(number))?;
+        let mut id = self.strike(number).ok_or_else(|| super::id::no_such(number))?;
         let now = clock::now();
         id.release();
         if let Some(key) = id.link {
@@ -163,16 +166,18 @@ impl State {
             self.pump(key);
         }
         if let Some(key) = id.question {
-            self.questions.remove(&key);
+            self.questions.remove(key);
         }
         if let Some(asked) = id.asked.take() {
             self.refuse_service(&asked, &[]);
         }
-        let joins: Vec<u32> = self.joins.iter().filter(|(_, join)| join.id == number).map(|(&n, _)| n).collect();
-        self.joins.retain(|join, _| !joins.contains(join));
+        let joins = std::mem::take(&mut id.joins);
+        for join in &joins {
+            self.joins.remove(join);
+        }
         let mut children = Vec::new();
-        if let Some(queue) = self.channels.get(&id.channel) {
-            queue.forget(|event| {
+        if let Some(line) = self.channels.get(&id.channel) {
+            line.events.forget(|event| {
                 let join = matches!(event.event, CmEventType::MulticastJoin | CmEventType::MulticastError);
                 let own = if join {
                     joins.contains(&event.id)
@@ -216,11 +221,12 @@ impl State {
     pub(super) fn migrate(&mut self, number: u32, to: u32) -> Result<u32, VerbsError> {
         let from = self.id(number)?.channel;
         let queue = |channel: u32| {
-            let queue = self.channels.get(&channel).cloned();
+            let queue = self.channels.get(&channel).map(|line| line.events.clone());
             queue.ok_or_else(|| VerbsError::invalid("the channel to migrate to is closed"))
         };
         let (old, new) = (queue(from)?, queue(to)?);
-        let joins: Vec<u32> = self.joins.iter().filter(|(_, join)| join.id == number).map(|(&n, _)| n).collect();
+        let joins = self.id(number)?.joins.clone();
+        let mut children = Vec::new();
         if from != to {
             old.forget(|event| {
                 let join = matches!(event.event, CmEventType::MulticastJoin | CmEventType::MulticastError);
@@ -232,18 +238,15 @@ impl State {
                 if own {
                     new.push(event.clone());
                     // The request's new identifier goes where its listener goes.
-                    if event.event == CmEventType::ConnectRequest
-                        && let Some(child) = self.ids.get_mut(&event.id)
-                    {
-                        child.channel = to;
+                    if event.event == CmEventType::ConnectRequest {
+                        children.push(event.id);
                     }
                 }
                 own
             });
             new.wake();
         }
-        let id = self.id(number)?;
-        id.channel = to;
-        Ok(id.reported)
+        children.into_iter().chain([number]).for_each(|id| self.move_to(id, to));
+        Ok(self.id(number)?.reported)
     }
 }

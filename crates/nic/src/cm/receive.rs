@@ -8,10 +8,11 @@ use scalefabric_verbs::{AddressVector, CmEvent, CmEventType, Ece, EventParam, Gi
 use scalefabric_wire::cm::{CmMad, CommId, Drep, IpAddressing, Message, Rej, Req, ip_addressing};
 
 use super::active::message_vector;
-use super::agent::{Agent, Link, State};
+use super::agent::{Agent, State};
 use super::devices::{Place, address};
 use super::handle::Handle;
 use super::id::{Id, Stage, request_event};
+use super::links::Link;
 use super::route::{called, receiver_id};
 use crate::engine::drive::Core;
 use crate::ingress::GsiDatagram;
@@ -159,31 +160,16 @@ impl State {
             return None;
         }
         let guid = u64::from_be_bytes(*rej.ari.first_chunk()?);
-        let of = |link: &Link| {
-            link.machine.remote_id() == rej.local_comm_id
-                && link.machine.remote_guid() == guid
-                && link.av.dgid == arrived.src
-        };
-        self.links.iter().find(|(_, link)| of(link)).map(|(&key, _)| key)
+        self.links.of_peer(arrived.src, guid, rej.local_comm_id)
     }
 
     fn receive_req(&mut self, agent: &Arc<Agent>, arrived: &Arrived<'_>, req: &Req, now: Time) {
-        let same_peer = |link: &Link| {
-            link.av.dgid == arrived.src
-                && link.machine.remote_guid() == req.local_ca_guid
-                && Arc::ptr_eq(&link.core, arrived.core)
-        };
-        let again = |link: &Link| {
-            same_peer(link)
-                && link.machine.remote_id() == req.local_comm_id
-                && link.machine.side() == scalefabric_transport::cm::Side::Passive
-        };
-        if let Some(key) = self.links.iter().find(|(_, link)| again(link)).map(|(&key, _)| key) {
+        let (core, peer, guid) = (arrived.core, arrived.src, req.local_ca_guid);
+        if let Some(key) = self.links.opened_by(core, peer, guid, req.local_comm_id) {
             return self.hand(key, arrived.mad, now);
         }
-        let stale = |link: &Link| same_peer(link) && link.machine.is_up() && link.machine.remote_qpn() == req.local_qpn;
         if !req.is_xrc()
-            && let Some(key) = self.links.iter().find(|(_, link)| stale(link)).map(|(&key, _)| key)
+            && let Some(key) = self.links.up_with(core, peer, guid, req.local_qpn)
         {
             if let Some(link) = self.links.get_mut(&key) {
                 link.machine.handle_stale(now);
@@ -247,7 +233,8 @@ impl State {
     ) -> Option<(u32, Place)> {
         let (space, port, ip) = asked;
         let mut best: Option<(bool, u32, Place)> = None;
-        for id in self.ids.values() {
+        let listeners = self.listeners.get(&(*space, *port)).into_iter().flatten();
+        for id in listeners.filter_map(|number| self.ids.get(number)) {
             let Some(local) = id.local.filter(|local| id.stage == Stage::Listen && local.port() == *port) else {
                 continue;
             };
@@ -280,7 +267,7 @@ impl State {
         id.peer = Some(address(ip.src, ip.src_port, scope));
         id.place = Some(place.clone());
         (id.tos, id.timeout, id.af_only) = (parent.tos, parent.timeout, parent.af_only);
-        self.ids.insert(number, id);
+        self.enrol(id);
         Some(number)
     }
 

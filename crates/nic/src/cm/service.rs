@@ -1,5 +1,6 @@
 //! Datagram services (clause 12.11): a UD identifier that connects asks where the service is, one that accepts tells.
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use scalefabric_transport::Time;
@@ -7,13 +8,14 @@ use scalefabric_transport::cm::sidr::{Outcome, status};
 use scalefabric_transport::cm::{Query, request};
 use scalefabric_verbs::cm::{MAX_SIDR_REP_PRIVATE_DATA, MAX_SIDR_REQ_PRIVATE_DATA, RDMA_UDP_QKEY};
 use scalefabric_verbs::{
-    AddressVector, CmEventType, ConnParam, Ece, Errno, EventParam, QKey, Qpn, UdEvent, VerbsError,
+    AddressVector, CmEventType, ConnParam, Ece, Errno, EventParam, Gid, QKey, Qpn, UdEvent, VerbsError,
 };
 use scalefabric_wire::cm::{CmMad, ServiceId, SidrRep, SidrReq, ip_addressing};
 
 use super::active::{message_vector, route_vector, too_long};
-use super::agent::{Agent, Answered, Asking, State};
+use super::agent::{Agent, State};
 use super::id::{Id, Stage};
+use super::index::Deadlines;
 use super::receive::Arrived;
 use super::route::called;
 use crate::clock;
@@ -30,6 +32,82 @@ pub(super) struct Asked {
     transaction_id: u64,
     request_id: u32,
     service_id: ServiceId,
+}
+
+/// A question of ours.
+pub(super) struct Asking {
+    pub(super) machine: Query,
+    core: Arc<Core>,
+    av: AddressVector,
+    id: u32,
+}
+
+/// Questions of ours by request ID. Whoever changed one calls [`Questions::settle`].
+#[derive(Default)]
+pub(super) struct Questions {
+    all: HashMap<u32, Asking>,
+    deadlines: Deadlines,
+}
+
+impl Questions {
+    fn insert(&mut self, key: u32, question: Asking) {
+        self.all.insert(key, question);
+        self.settle(key);
+    }
+
+    fn settle(&mut self, key: u32) {
+        self.deadlines.set(key, self.all.get(&key).and_then(|question| question.machine.deadline()));
+    }
+
+    pub(super) fn remove(&mut self, key: u32) {
+        self.all.remove(&key);
+        self.settle(key);
+    }
+
+    pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut Asking> {
+        self.all.get_mut(&key)
+    }
+
+    pub(super) fn contains_key(&self, key: u32) -> bool {
+        self.all.contains_key(&key)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.deadlines.first()
+    }
+
+    pub(super) fn due(&self, now: Time) -> Vec<u32> {
+        self.deadlines.due(now)
+    }
+}
+
+/// Questions of others, by who asked and by which ID, with the answer once there is one: they may come again.
+#[derive(Default)]
+pub(super) struct Answers {
+    all: HashMap<(Gid, u32), (Option<CmMad>, Time)>,
+    /// In the order in which they are forgotten; those that were answered meanwhile stand twice.
+    order: VecDeque<(Time, (Gid, u32))>,
+}
+
+impl Answers {
+    fn get(&self, from: Gid, request_id: u32) -> Option<&Option<CmMad>> {
+        self.all.get(&(from, request_id)).map(|(mad, _)| mad)
+    }
+
+    fn keep(&mut self, from: Gid, request_id: u32, mad: Option<CmMad>, now: Time) {
+        let until = now.after(KEEP_NS);
+        self.all.insert((from, request_id), (mad, until));
+        self.order.push_back((until, (from, request_id)));
+    }
+
+    pub(super) fn forget_old(&mut self, now: Time) {
+        while let Some((until, key)) = self.order.front().copied().filter(|(until, _)| *until <= now) {
+            self.order.pop_front();
+            if self.all.get(&key).is_some_and(|(_, last)| *last <= until) {
+                self.all.remove(&key);
+            }
+        }
+    }
 }
 
 impl State {
@@ -60,7 +138,7 @@ impl State {
 
     /// A SIDR_REP.
     pub(super) fn receive_answer(&mut self, rep: &SidrRep, modifier: u32) {
-        if let Some(question) = self.questions.get_mut(&rep.request_id) {
+        if let Some(question) = self.questions.get_mut(rep.request_id) {
             question.machine.handle(rep, modifier);
         }
         self.pump_question(rep.request_id);
@@ -68,13 +146,13 @@ impl State {
 
     pub(super) fn pump_question(&mut self, key: u32) {
         const TIMED_OUT: i32 = -(Errno::ETIMEDOUT as i32);
-        let Some(question) = self.questions.get_mut(&key) else { return };
+        let Some(question) = self.questions.get_mut(key) else { return };
         while let Some(mad) = question.machine.poll_transmit() {
             question.core.send_gsi(&question.av, &mad.emit());
         }
-        let Some(outcome) = question.machine.poll_outcome() else { return };
+        let Some(outcome) = question.machine.poll_outcome() else { return self.questions.settle(key) };
         let number = question.id;
-        self.questions.remove(&key);
+        self.questions.remove(key);
         let Some(id) = self.ids.get_mut(&number) else { return };
         id.question = None;
         match outcome {
@@ -98,9 +176,8 @@ impl State {
 
     /// A SIDR_REQ.
     pub(super) fn receive_question(&mut self, agent: &Arc<Agent>, arrived: &Arrived<'_>, req: &SidrReq, now: Time) {
-        let same = |a: &&Answered| a.from == arrived.src && a.request_id == req.request_id;
-        if let Some(answered) = self.answered.iter().find(same) {
-            if let (Some(mad), Some(av)) = (&answered.mad, arrived.back()) {
+        if let Some(answer) = self.answered.get(arrived.src, req.request_id) {
+            if let (Some(mad), Some(av)) = (answer, arrived.back()) {
                 arrived.core.send_gsi(&av, &mad.emit());
             }
             return;
@@ -125,8 +202,7 @@ impl State {
             });
         }
         // Until it is answered the question is known: it may come again.
-        let until = now.after(KEEP_NS);
-        self.answered.push(Answered { from: arrived.src, request_id: req.request_id, mad: None, until });
+        self.answered.keep(arrived.src, req.request_id, None, now);
         let private_data = req.private_data[ip_addressing::LEN..].to_vec();
         let param = EventParam::Ud(UdEvent { private_data, ..UdEvent::default() });
         self.tell_request(agent, listener, number, param, Ece::default());
@@ -197,8 +273,6 @@ impl State {
         };
         let mad = CmMad { transaction_id: asked.transaction_id, attribute_modifier: 0, message: rep.into() };
         asked.core.send_gsi(&asked.av, &mad.emit());
-        let until = clock::now().after(KEEP_NS);
-        self.answered.retain(|a| a.from != asked.av.dgid || a.request_id != asked.request_id);
-        self.answered.push(Answered { from: asked.av.dgid, request_id: asked.request_id, mad: Some(mad), until });
+        self.answered.keep(asked.av.dgid, asked.request_id, Some(mad), clock::now());
     }
 }

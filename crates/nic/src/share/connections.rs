@@ -72,6 +72,8 @@ pub struct CmTables {
     connections: [ConnectionRecord; CONNECTIONS],
     closed: [ClosedRecord; CLOSED],
     next_closed: AtomicU32,
+    /// Where the search for a free record of a connection begins.
+    next_connection: AtomicU32,
 }
 
 /// A port to bind.
@@ -275,8 +277,13 @@ impl Segment {
     /// Notes a connection of a slot; `None` if the table is full, and then nobody will end it if the process dies.
     pub fn note_connection(&self, slot: u8, connection: &Orphan) -> Option<usize> {
         let _writing = self.write_cm(slot);
-        let records = &self.layout().cm.connections;
-        let index = records.iter().position(|record| record.owner.load(Ordering::Acquire) == 0)?;
+        let tables = &self.layout().cm;
+        let records = &tables.connections;
+        // Behind the one that was taken last, so that those in use are not looked at for each new one.
+        let begin = tables.next_connection.load(Ordering::Relaxed) as usize % CONNECTIONS;
+        let mut all = (begin..CONNECTIONS).chain(0..begin);
+        let index = all.find(|index| records[*index].owner.load(Ordering::Acquire) == 0)?;
+        tables.next_connection.store((index + 1) as u32, Ordering::Relaxed);
         let record = &records[index];
         record.local_id.store(connection.local_id, Ordering::Relaxed);
         record.remote_id.store(connection.remote_id, Ordering::Relaxed);

@@ -21,7 +21,7 @@ use crate::direct::Hazard;
 use crate::process::Descriptor;
 
 /// Version of the layout. Changes whenever a member of an older build would misread it.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Slots of a device, the two that are never given out included.
 pub const SLOTS: usize = 256;
 /// Ports of a device, at most.
