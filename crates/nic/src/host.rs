@@ -346,9 +346,18 @@ impl QpHost<'_, '_> {
         if let (Some(reth), Some(out)) = (&packet.headers.reth, bytes[bth::LEN..header_len].first_chunk_mut()) {
             reth.emit(out);
         }
-        let (transport, icrc) = bytes.split_at_mut(end);
-        let sum = fill_and_sum(side, srqs, memory, payload, transport, header_len, &route.flow, room.ip_id)?;
-        icrc.copy_from_slice(&sum.to_le_bytes());
+        if length >= ONE_PASS {
+            let (transport, icrc) = bytes.split_at_mut(end);
+            let sum = fill_and_sum(side, srqs, memory, payload, transport, header_len, &route.flow, room.ip_id)?;
+            icrc.copy_from_slice(&sum.to_le_bytes());
+        } else {
+            fill(side, srqs, memory, payload, &mut bytes[header_len..header_len + length])?;
+            let (transport, icrc) = bytes.split_at_mut(end);
+            if header_len + length < end {
+                transport[header_len + length..].fill(0);
+            }
+            icrc.copy_from_slice(&route.flow.icrc(room.ip_id, transport).to_le_bytes());
+        }
         egress.commit_behind(room);
         Ok(())
     }
@@ -408,7 +417,13 @@ impl QpHost<'_, '_> {
             return Ok(());
         }
         let (transport, behind) = bytes.split_at_mut(size - 4 - trailer.len());
-        let sum = fill_and_sum(side, srqs, memory, payload, transport, header_len, &route.flow, room.ip_id)?;
+        let sum = if length >= ONE_PASS {
+            fill_and_sum(side, srqs, memory, payload, transport, header_len, &route.flow, room.ip_id)?
+        } else {
+            fill(side, srqs, memory, payload, &mut transport[header_len..header_len + length])?;
+            transport[header_len + length..].fill(0);
+            route.flow.icrc(room.ip_id, transport)
+        };
         let (icrc, room_behind) = behind.split_at_mut(4);
         icrc.copy_from_slice(&sum.to_le_bytes());
         // The ICRC takes these bits for ones, whatever they are.
@@ -454,7 +469,7 @@ fn xrc_srq(srqs: &Slots<Arc<SrqShared>>, srqn: Srqn, xrcd: Option<u32>) -> Optio
 const ONE_PASS: usize = 512;
 
 /// Copies a payload and its pad behind the header of a packet, BTH to pad, and gives the ICRC.
-#[inline]
+#[inline(never)]
 #[allow(clippy::too_many_arguments)]
 fn fill_and_sum(
     side: &QpSide,
@@ -470,15 +485,11 @@ fn fill_and_sum(
     let (header, body) = transport.split_at_mut(header_len);
     let (data, pad) = body.split_at_mut(length);
     pad.fill(0);
-    if length >= ONE_PASS {
-        let mut sum = flow.start(ip_id, transport_len, header[4]);
-        sum.update(header);
-        let mut sum = fill_summed(side, srqs, memory, payload, data, sum)?;
-        sum.update(pad);
-        return Ok(sum.finish());
-    }
-    fill(side, srqs, memory, payload, data)?;
-    Ok(flow.icrc(ip_id, transport))
+    let mut sum = flow.start(ip_id, transport_len, header[4]);
+    sum.update(header);
+    let mut sum = fill_summed(side, srqs, memory, payload, data, sum)?;
+    sum.update(pad);
+    Ok(sum.finish())
 }
 
 /// As [`fill`], and the bytes go through a CRC.
