@@ -5,9 +5,11 @@ use scalefabric_nic::options::{DeviceOptions, Options, PortOptions, RequestPath}
 pub use scalefabric_nic::personality::{Field, PERSONALITIES, Personality};
 use scalefabric_nic::port::faults::FaultSpec;
 use scalefabric_nic::provider::{SoftwareContext, SoftwareProvider};
+use scalefabric_nic::resources::SameHostReport;
 pub use scalefabric_nic::survey::{DeviceSurvey, Member};
 use scalefabric_nic::{NicConfig, PortConfig};
 use scalefabric_verbs::{Context, PKey, Provider};
+use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,7 +51,9 @@ pub fn rails(options: &SoftwareOptions) -> Result<Arc<dyn Provider>, Failure> {
         ..DeviceOptions::default()
     };
     let devices = vec![device(RAIL_DEVICES[0], 1), device(RAIL_DEVICES[1], 3)];
-    let software = Options { devices, automatic: false, share: false, only: None, ..configured(options)? };
+    // What a rail carries is to be seen on its port; both ends are in this process, and would not need it.
+    let path = RequestPath::Wire;
+    let software = Options { devices, automatic: false, share: false, only: None, path, ..configured(options)? };
     Ok(Arc::new(SoftwareProvider::new(software)))
 }
 
@@ -166,30 +170,33 @@ pub fn set_pkeys(options: &SoftwareOptions, device: &str, pkeys: &[PKey]) -> Res
     software(options)?.set_pkeys(device, pkeys).map(drop).during(|| format!("set the P_Keys of device {device}"))
 }
 
-/// Which way requests to QPs of this host go, and why, in lines; nothing of a device that is not ours.
-pub fn same_host(context: &dyn Context) -> Vec<String> {
-    let Some(context) = context.as_any().downcast_ref::<SoftwareContext>() else { return Vec::new() };
-    let report = context.same_host();
-    if let Some(reason) = report.packets_because {
-        return vec![format!("packets: {reason}")];
-    }
-    let mut lines = vec!["direct: the requester executes one-sided requests; others are packets".to_owned()];
-    for neighbour in report.neighbours {
-        let who = match neighbour.pid {
-            Some(pid) => format!("process {pid} (slot {})", neighbour.slot),
-            None => format!("slot {}", neighbour.slot),
-        };
-        let mapped = match neighbour.no_mapping {
-            None => "memory of the NIC is mapped".to_owned(),
-            Some(reason) => format!("nothing is mapped: {reason}"),
-        };
-        let other = match neighbour.no_process_vm {
-            None => "other memory by process_vm_readv and process_vm_writev".to_owned(),
-            Some(reason) => format!("other memory by packets: {reason}"),
-        };
-        lines.push(format!("{who}: {mapped}; {other}"));
-    }
-    lines
+/// Which way one-sided requests to QPs of this host go, and why: those of a process that is told what this one is, and those of each process that has the device open.
+/// `None` for a device that is not ours.
+pub fn same_host(context: &dyn Context) -> Option<Value> {
+    let context = context.as_any().downcast_ref::<SoftwareContext>()?;
+    let name = context.device().name;
+    let survey = software(&SoftwareOptions::default()).ok().and_then(|provider| provider.survey(&name).ok());
+    let members = survey.map(|survey| survey.members).unwrap_or_default();
+    let others = members.iter().filter(|member| member.slot != context.slot());
+    let processes = others.map(|member| {
+        let told = member.resources.as_ref().map(|resources| way(&resources.same_host));
+        let mut process = json!({ "slot": member.slot, "pid": member.pid, "comm": member.comm });
+        // One that does not answer is stopped.
+        process["same_host"] = told.unwrap_or_default();
+        process
+    });
+    let mut all = way(&context.same_host());
+    all["processes"] = processes.collect();
+    Some(all)
+}
+
+/// A process's way, and what it reaches.
+fn way(report: &SameHostReport) -> Value {
+    let neighbours = report.neighbours.iter().map(|other| {
+        json!({ "slot": other.slot, "pid": other.pid, "no_mapping": other.no_mapping, "no_process_vm": other.no_process_vm })
+    });
+    let path = if report.packets_because.is_some() { "wire" } else { "direct" };
+    json!({ "path": path, "because": report.packets_because, "neighbours": neighbours.collect::<Value>() })
 }
 
 /// The named device, or the one on a network interface.

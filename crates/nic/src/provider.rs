@@ -33,8 +33,8 @@ use crate::port::capture::{Capture, CapturePort, Tape};
 use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
 use crate::process;
+use crate::resources::{Resources, SameHostReport};
 use crate::share::membership::Membership;
-use crate::share::neighbourhood::NeighbourReport;
 use crate::share::segment::{PKEYS, Segment, SlotCounters, SlotState};
 use crate::survey::{self, DeviceSurvey};
 use crate::worker::{Drive, Source, Worker};
@@ -148,7 +148,8 @@ impl SoftwareProvider {
             && let Some(core) = device.core.upgrade()
         {
             let membership = &device.membership;
-            return Ok(survey::look_at_own(plan, membership.segment().clone(), membership.slot(), core.resources()));
+            let resources = Resources { same_host: membership.same_host(), ..core.resources() };
+            return Ok(survey::look_at_own(plan, membership.segment().clone(), membership.slot(), resources));
         }
         survey::look(plan)
     }
@@ -241,8 +242,6 @@ fn capture(path: &Path) -> Result<Arc<Capture>, VerbsError> {
 struct OpenDevice {
     core: Weak<Core>,
     membership: Arc<Membership>,
-    /// Why all requests are packets; `None`: those to this host are not.
-    packets_because: Option<String>,
     worker: OnceLock<Weak<Worker>>,
     faults: Vec<Arc<FaultCounters>>,
     device_faults: Option<FaultSetup>,
@@ -303,10 +302,12 @@ impl OpenDevice {
         let polling = config.polling;
         config.transport.telemetry = config.congestion.has_telemetry();
         let direct = direct(options, &membership, tapes);
-        let packets_because = direct.as_ref().err().cloned();
         let core = match direct {
             Ok(setup) => Core::new_direct(config, ports, counters, setup)?,
-            Err(_) => Core::new(config, ports, counters)?,
+            Err(why) => {
+                membership.set_packets_because(why);
+                Core::new(config, ports, counters)?
+            }
         };
         if let Some(setup) = &device_faults {
             core.install_faults(setup);
@@ -314,7 +315,6 @@ impl OpenDevice {
         let device = Arc::new(Self {
             core: Arc::downgrade(&core),
             membership,
-            packets_because,
             worker: OnceLock::new(),
             faults,
             device_faults,
@@ -418,15 +418,6 @@ fn config(plan: &DevicePlan, options: &Options, membership: &Membership) -> NicC
     config
 }
 
-/// Which way requests to QPs of the same host go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SameHostReport {
-    /// Why all of them are packets; `None`: the requester executes one-sided ones itself.
-    pub packets_because: Option<String>,
-    /// The other processes of the device.
-    pub neighbours: Vec<NeighbourReport>,
-}
-
 /// An open software NIC.
 #[derive(Debug)]
 pub struct SoftwareContext {
@@ -473,12 +464,7 @@ impl SoftwareContext {
 
     /// Which way requests to QPs of the same host go, and why.
     pub fn same_host(&self) -> SameHostReport {
-        let membership = &self.device.membership;
-        let here = self.core().home().is_here();
-        SameHostReport {
-            packets_because: self.device.packets_because.clone(),
-            neighbours: membership.neighbourhood().filter(|_| here).map(|all| all.report()).unwrap_or_default(),
-        }
+        self.device.membership.same_host()
     }
 
     /// What went wrong and did not end anything: addresses that could not be opened, full tables.

@@ -117,6 +117,12 @@ pub struct QpResource {
     pub srqn: Option<u32>,
     /// The peer's address.
     pub remote: Option<std::net::IpAddr>,
+    /// It knows the way to its peer's memory: one-sided requests are executed without packets.
+    #[serde(default)]
+    pub is_direct: bool,
+    /// Its requests that were, since it was made.
+    #[serde(default)]
+    pub direct_requests: u64,
 }
 
 /// A connection identifier of the communication manager.
@@ -143,6 +149,28 @@ pub struct CmIdResource {
     pub dst: Option<SocketAddr>,
 }
 
+/// Another process of the device, as this one reaches its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NeighbourReport {
+    /// Its slot.
+    pub slot: u8,
+    /// Its process, if it has a number here.
+    pub pid: Option<u32>,
+    /// Why memory that its NIC has allocated is not reached by mapping; `None`: it is.
+    pub no_mapping: Option<String>,
+    /// Why its other memory is not reached by `process_vm_readv` and `process_vm_writev`; `None`: the kernel lets us.
+    pub no_process_vm: Option<String>,
+}
+
+/// Which way a process's one-sided requests to QPs of the same host go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SameHostReport {
+    /// Why all of them are packets; `None`: the process executes them itself.
+    pub packets_because: Option<String>,
+    /// The other processes of the device.
+    pub neighbours: Vec<NeighbourReport>,
+}
+
 /// All that a process has on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -161,6 +189,8 @@ pub struct Resources {
     pub qps: Vec<QpResource>,
     /// Connection identifiers.
     pub cm_ids: Vec<CmIdResource>,
+    /// Which way its requests to this host go.
+    pub same_host: SameHostReport,
 }
 
 /// A number that names one object of the device.
@@ -245,6 +275,8 @@ impl Nic {
                 recv_cqn: cqn(side.recv_cq),
                 srqn,
                 remote: (!attr.ah_attr.dgid.is_zero()).then(|| attr.ah_attr.dgid.to_ip()),
+                is_direct: side.shared.is_direct(),
+                direct_requests: side.direct_requests,
             });
         }
     }

@@ -1,13 +1,16 @@
-//! The pool on a device that pins its pages: buffers do not overlap, keys open what they name, rotation keeps old keys good until they are retired, limits
+//! The pool on a device that pins its pages, and on software NICs: buffers do not overlap, keys open what they name, rotation keeps old keys good until they are retired, limits
 //! and forks are answered and not suffered.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::mpsc;
 
 use scalefabric_fabric::pool::{Buffer, PageKind, Pool, PoolConfig, Zeroing};
 use scalefabric_fabric::{FabricError, Local};
+use scalefabric_nic::options::{DeviceOptions, Options, PortOptions, RequestPath};
+use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_tests::pinned::PinnedDomain;
-use scalefabric_verbs::{AccessFlags, Errno, ProtectionDomain};
+use scalefabric_verbs::{AccessFlags, Errno, ProtectionDomain, Provider};
 
 const MIB: usize = 1 << 20;
 
@@ -182,6 +185,56 @@ fn better_pages_are_refused_with_a_reason_or_taken() {
     let pd: Arc<dyn ProtectionDomain> = PinnedDomain::open().unwrap();
     let error = Pool::new(&[pd], insists).unwrap_err();
     assert!(error.message.contains("no multiple"), "{error}");
+}
+
+/// A pool on a software NIC whose requests go that way.
+fn software_pool(name: &str, path: RequestPath, config: PoolConfig) -> Pool {
+    let id = std::process::id();
+    let address = Ipv4Addr::new(127, 50 + (id >> 14) as u8 % 50, (id >> 6) as u8, (id << 2) as u8 | path as u8).into();
+    let port = PortOptions { interface: "lo".into(), addresses: vec![address] };
+    let device = DeviceOptions { name: name.into(), ports: vec![port], ..DeviceOptions::default() };
+    let options = Options { devices: vec![device], automatic: false, path, ..Options::default() };
+    let context = SoftwareProvider::new(options).open(name).unwrap();
+    Pool::new(&[context.alloc_pd().unwrap()], config).unwrap()
+}
+
+#[test]
+fn neighbours_map_the_pool_of_a_software_nic_and_no_other() {
+    // Reserved pages are private and come first, wherever a machine has them.
+    let ordinary = PoolConfig { best_pages: PageKind::Transparent, ..small() };
+    let report = |pool: &Pool| pool.report().arenas[0].clone();
+    let shared = software_pool("sfpool", RequestPath::Auto, ordinary.clone());
+    let arena = report(&shared);
+    println!("{arena}");
+    assert_eq!(arena.shared, Ok(()), "{arena}");
+    assert_eq!(arena.refused.len(), usize::from(arena.pages == PageKind::Plain), "a better kind has its reason: {arena}");
+    assert!(arena.pages == PageKind::Plain || arena.huge_bytes > 0);
+    let buffer = shared.alloc(3 * MIB).unwrap();
+    mark(&buffer, 5);
+    let told = |pool: &Pool| report(pool).shared.expect_err("it is private");
+    assert!(told(&software_pool("sfpool", RequestPath::Auto, PoolConfig { shared: false, ..ordinary.clone() })).contains("PoolConfig"));
+    assert!(told(&software_pool("sfpoolw", RequestPath::Wire, ordinary.clone())).contains("wire path"));
+    if let Some((_, pool)) = pool(ordinary) {
+        assert!(told(&pool).contains("does not have"), "{}", told(&pool));
+    }
+    // What a child of fork touches of its parent's is nothing: shared pages would be shared with it, too.
+    // SAFETY: the child only looks at a mapping that it should not have, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut page = 0u8;
+        let at = std::ptr::with_exposed_provenance_mut((buffer.addr() as usize) & !4095);
+        // SAFETY: mincore only says whether something is mapped there.
+        let is_mapped = unsafe { libc::mincore(at, 4096, &raw mut page) } == 0;
+        // SAFETY: ends the child without running the parent's handlers.
+        unsafe { libc::_exit(i32::from(is_mapped)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child has the arena");
+    let mut word = [0; 8];
+    buffer.read(0, &mut word).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 5);
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::event::AsyncEvent;
 use crate::on_demand::MrAdvice;
 use crate::operation::{OpKind, op_allowed};
 use crate::queue_pair::QueuePair;
+use crate::shared_memory::SharedMemory;
 use crate::state::QpType;
 use crate::work_completion::WorkCompletion;
 use crate::work_request::{LKey, RecvWr, Sge};
@@ -246,6 +247,12 @@ pub trait ProtectionDomain: Send + Sync + Debug {
 
     /// Allocates zeroed memory and registers it; it lives as long as the region. The safe way.
     fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Zeroed memory that belongs to no region yet, and that neighbours on this host reach by mapping once a region lies over it: `length` bytes, at least one, rounded up to
+    /// pages. `EOPNOTSUPP` from a backend that shares nothing (hardware reaches all memory alike), `ENOMEM` without room.
+    fn alloc_shared(&self, _length: usize) -> Result<Arc<dyn SharedMemory>, VerbsError> {
+        Err(unsupported("memory that other processes of this host map"))
+    }
 
     /// Registers a part of a piece of device memory (`ibv_reg_dm_mr`). Its addresses start at zero: ZERO_BASED must be given.
     /// `EINVAL` outside the piece.

@@ -108,9 +108,8 @@ fn describe(context: &dyn Context) -> Result<Value, Failure> {
     }
     let mut fields = device_fields(&attr);
     fields.insert("hca_id".to_owned(), json!(name));
-    let same_host = software::same_host(context);
-    if !same_host.is_empty() {
-        fields.insert("same_host".to_owned(), same_host.into());
+    if let Some(same_host) = software::same_host(context) {
+        fields.insert("same_host".to_owned(), same_host);
     }
     fields.insert("ports".to_owned(), ports.into());
     Ok(fields.into())
@@ -281,6 +280,10 @@ fn show(value: &Value, depth: usize) {
     for (name, field) in fields {
         match (name.as_str(), field) {
             ("hca_id" | "port", _) => {}
+            ("same_host", same_host) => {
+                say!("{tabs}{:<28}{}", "same_host:", path_told(same_host));
+                same_host_lines(same_host).iter().for_each(|line| say!("{tabs}\t{line}"));
+            }
             ("ports", Value::Array(ports)) => {
                 for port in ports {
                     say!("{tabs}\tport:\t{}", port["port"]);
@@ -291,6 +294,42 @@ fn show(value: &Value, depth: usize) {
             _ => say!("{tabs}{:<28}{}", format!("{name}:"), plain(field)),
         }
     }
+}
+
+/// A process's way to QPs of this host.
+fn path_told(way: &Value) -> String {
+    match (way["path"].as_str(), way["because"].as_str()) {
+        (Some("wire"), Some(why)) => format!("wire: {why}"),
+        (Some("direct"), _) => "direct: the requester executes one-sided requests; others are packets".to_owned(),
+        _ => "unknown: it did not answer within 100 ms; is it stopped?".to_owned(),
+    }
+}
+
+/// Each process that has the device open: its way, and what of the others it reaches only by packets.
+fn same_host_lines(same_host: &Value) -> Vec<String> {
+    let who = |one: &Value| match (one["pid"].as_u64(), one["slot"].as_u64().unwrap_or_default()) {
+        (Some(pid), slot) => format!("process {pid} (slot {slot})"),
+        (None, slot) => format!("slot {slot}"),
+    };
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let refusals = |of: &str, way: &Value, lines: &mut Vec<String>| {
+        for other in list(&way["neighbours"]) {
+            for (key, what) in [("no_mapping", "memory of the NIC"), ("no_process_vm", "other memory")] {
+                if let Some(why) = other[key].as_str() {
+                    lines.push(format!("{of}{what} of {} by packets: {why}", who(&other)));
+                }
+            }
+        }
+    };
+    let mut lines = Vec::new();
+    refusals("", same_host, &mut lines);
+    for process in list(&same_host["processes"]) {
+        let (name, way) = (who(&process), &process["same_host"]);
+        let comm = process["comm"].as_str().filter(|comm| !comm.is_empty()).unwrap_or("?");
+        lines.push(format!("{name}, {comm}: {}", path_told(way)));
+        refusals(&format!("{name}: "), way, &mut lines);
+    }
+    lines
 }
 
 fn plain(value: &Value) -> String {
@@ -304,6 +343,26 @@ mod tests {
     #[test]
     fn a_guid_is_four_groups() {
         assert_eq!(guid(0x0200_0000_0000_0001), "0200:0000:0000:0001");
+    }
+
+    #[test]
+    fn the_way_to_this_host_of_each_process_is_a_line() {
+        let other = json!({ "slot": 1, "pid": 70, "no_mapping": null, "no_process_vm": "Operation not permitted" });
+        let direct = json!({ "path": "direct", "because": null, "neighbours": [other] });
+        let wire = json!({ "path": "wire", "because": "faults happen to packets", "neighbours": [] });
+        let processes = json!([
+            { "slot": 1, "pid": 70, "comm": "rping", "same_host": wire },
+            { "slot": 2, "pid": null, "comm": "", "same_host": direct.clone() },
+            { "slot": 3, "pid": 71, "comm": "x", "same_host": null },
+        ]);
+        let mut same_host = direct;
+        same_host["processes"] = processes;
+        let lines = same_host_lines(&same_host);
+        assert_eq!(lines[0], "other memory of process 70 (slot 1) by packets: Operation not permitted");
+        assert_eq!(lines[1], "process 70 (slot 1), rping: wire: faults happen to packets");
+        assert!(lines[2].starts_with("slot 2, ?: direct"), "{}", lines[2]);
+        assert_eq!(lines[3], "slot 2: other memory of process 70 (slot 1) by packets: Operation not permitted");
+        assert!(lines[4].contains("did not answer") && lines.len() == 5, "{lines:?}");
     }
 
     #[test]

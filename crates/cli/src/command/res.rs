@@ -70,7 +70,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 _ => String::new(),
             };
             let psns = format!("sq_psn {} rq_psn {}", one.sq_psn, one.rq_psn);
-            row(member, "QP", one.lqpn, format!("{} {}{to}, {psns}", qp_type(one.qp_type), qp_state(one.state)));
+            let direct = match (one.direct_requests, one.is_direct) {
+                (0, false) => String::new(),
+                (n, _) => format!(", {n} requests without packets"),
+            };
+            let state = format!("{} {}{to}, {psns}{direct}", qp_type(one.qp_type), qp_state(one.state));
+            row(member, "QP", one.lqpn, state);
         }
         for (member, one) in survey.all(|r| &r.cm_ids) {
             let address = |a: Option<std::net::SocketAddr>| a.map_or_else(|| "-".to_owned(), |a| a.to_string());

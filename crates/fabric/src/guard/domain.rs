@@ -8,7 +8,7 @@ use scalefabric_verbs::device_memory::DeviceMemory;
 use scalefabric_verbs::on_demand::MrAdvice;
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpInit, QueuePair,
-    Sge, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
+    Sge, SharedMemory, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -46,6 +46,10 @@ impl ProtectionDomain for TenantDomain {
     }
     fn alloc_mr(&self, length: usize, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         self.region(length, || self.inner.alloc_mr(length, access))
+    }
+    /// Regions are charged, and this is none.
+    fn alloc_shared(&self, length: usize) -> Result<Arc<dyn SharedMemory>, VerbsError> {
+        self.inner.alloc_shared(length)
     }
     fn reg_dm_mr(
         &self,

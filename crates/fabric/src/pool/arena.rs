@@ -6,25 +6,37 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, ProtectionDomain, RKey};
+use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, ProtectionDomain, RKey, SharedMemory};
 
 use super::config::{ArenaReport, MIB2, PageKind, PoolConfig};
 use super::pages;
 use crate::error::FabricError;
 use crate::fork::Home;
 
-/// Memory of this process, and nobody else's.
+/// Memory in this process's address space.
 #[derive(Debug)]
 struct Mapping {
     at: usize,
     length: usize,
     home: Home,
+    /// Whose it is; `None`: this process's own, and nobody else's.
+    shared: Option<Arc<dyn SharedMemory>>,
+    /// It has a node.
+    bound: bool,
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // In a child the range is not ours: arenas are not inherited, and something else may lie there.
-        if self.home.is_here() {
+        if !self.home.is_here() {
+            return;
+        }
+        if self.shared.is_some() {
+            // It goes by itself, but what was said of its node would stay with its place in the file.
+            if self.bound {
+                let _ = set_policy(self.at, self.length, MPOL_DEFAULT, &[]);
+            }
+        } else {
             // SAFETY: mapped by `map`, and all registrations that knew it are gone (`Arena::drop`).
             unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.at), self.length) };
         }
@@ -73,7 +85,7 @@ impl Arena {
         config: &PoolConfig,
         home: Home,
     ) -> Result<Self, FabricError> {
-        let (mapping, report) = map(length, config, home)?;
+        let (mapping, report) = map(length, pds, config, home)?;
         let (at, length) = (mapping.at, mapping.length);
         let now = register(at, length, pds, config.access)?;
         let keys = now
@@ -200,54 +212,121 @@ fn register(
     Ok(regions)
 }
 
-/// Maps memory in the best pages that are to be had.
-fn map(length: usize, config: &PoolConfig, home: Home) -> Result<(Mapping, ArenaReport), FabricError> {
-    let mut refused = Vec::new();
-    let kinds = PageKind::ALL.into_iter().filter(|kind| (config.best_pages..=config.least_pages).contains(kind));
-    for kind in kinds {
-        match map_in(kind, length, config, home) {
-            Ok((mapping, huge_bytes, node)) => {
-                let report = ArenaReport { bytes: mapping.length, pages: kind, refused, huge_bytes, node };
-                return Ok((mapping, report));
-            }
-            Err(why) => refused.push((kind, why)),
-        }
-    }
-    let reasons: Vec<String> = refused.iter().map(|(kind, why)| format!("no {kind}: {why}")).collect();
-    let mut error = FabricError::environment(format!(
-        "no memory for an arena of {} MiB: {}",
-        length >> 20,
-        if reasons.is_empty() { "least_pages is better than best_pages".into() } else { reasons.join("; ") }
-    ));
-    error.errno = Some(scalefabric_verbs::Errno::ENOMEM);
-    Err(error)
+/// A mapping that can be used: its pages, the bytes of it in huge ones, and its node.
+type Furnished = (Mapping, PageKind, usize, Result<u32, String>);
+
+/// Tries kinds of pages, best first, and notes why each was refused.
+fn attempt(
+    kinds: &[PageKind],
+    config: &PoolConfig,
+    refused: &mut Vec<(PageKind, String)>,
+    mut make: impl FnMut(PageKind) -> Result<Mapping, String>,
+) -> Option<Furnished> {
+    kinds.iter().find_map(|&kind| {
+        let made = make(kind).and_then(|mapping| furnish(kind, mapping, config));
+        made.map_err(|why| refused.push((kind, why))).ok()
+    })
 }
 
-type Mapped = (Mapping, usize, Result<u32, String>);
-
-fn map_in(kind: PageKind, length: usize, config: &PoolConfig, home: Home) -> Result<Mapped, String> {
-    let length = match kind {
-        PageKind::Huge1G if !length.is_multiple_of(kind.unit()) => {
-            return Err(format!("an arena of {} MiB is no multiple of them", length >> 20));
+/// Maps memory in the best pages that are to be had: reserved ones, then those that neighbours map, then others of this process's own.
+fn map(
+    length: usize,
+    pds: &[Arc<dyn ProtectionDomain>],
+    config: &PoolConfig,
+    home: Home,
+) -> Result<(Mapping, ArenaReport), FabricError> {
+    let allowed = |kind: &PageKind| (config.best_pages..=config.least_pages).contains(kind);
+    let (reserved, ordinary): (Vec<PageKind>, Vec<PageKind>) =
+        PageKind::ALL.into_iter().filter(allowed).partition(|kind| kind.is_reserved());
+    let (mut refused, mut refused_shared) = (Vec::new(), Vec::new());
+    let private = |kind| map_private(kind, length, home);
+    let mut why_private = "reserved pages are this process's own".to_owned();
+    let mut found = attempt(&reserved, config, &mut refused, private);
+    if found.is_none() && !ordinary.is_empty() {
+        let first = if config.shared { map_shared(length, pds, home) } else { Err("PoolConfig::shared is false".into()) };
+        match first {
+            Ok(first) => {
+                let mut first = Some(first);
+                let shared = |kind: PageKind| match first.take().filter(|first| first.length == whole(kind, length)) {
+                    Some(first) => Ok(first),
+                    None => map_shared(whole(kind, length), pds, home),
+                };
+                found = attempt(&ordinary, config, &mut refused_shared, shared);
+                why_private = told(&refused_shared);
+            }
+            Err(why) => why_private = why,
         }
-        _ => length.next_multiple_of(kind.unit()),
+        match found {
+            Some(_) => refused.append(&mut refused_shared),
+            None => found = attempt(&ordinary, config, &mut refused, private),
+        }
+    }
+    let Some((mapping, pages, huge_bytes, node)) = found else {
+        let reasons = if refused.is_empty() { "least_pages is better than best_pages".into() } else { told(&refused) };
+        let message = format!("no memory for an arena of {} MiB: {reasons}", length >> 20);
+        let mut error = FabricError::environment(message);
+        error.errno = Some(scalefabric_verbs::Errno::ENOMEM);
+        return Err(error);
     };
-    if kind == PageKind::Transparent
-        && let Some(why) = pages::why_no_transparent_pages()
-    {
-        return Err(why);
+    let shared = if mapping.shared.is_some() { Ok(()) } else { Err(why_private) };
+    let report = ArenaReport { bytes: mapping.length, pages, refused, huge_bytes, shared, node };
+    Ok((mapping, report))
+}
+
+fn told(refused: &[(PageKind, String)]) -> String {
+    refused.iter().map(|(kind, why)| format!("no {kind}: {why}")).collect::<Vec<_>>().join("; ")
+}
+
+/// Bytes of an arena of this kind that shall have `length`.
+fn whole(kind: PageKind, length: usize) -> usize {
+    length.next_multiple_of(kind.unit())
+}
+
+/// Memory that neighbours map, of the first device that has such.
+fn map_shared(length: usize, pds: &[Arc<dyn ProtectionDomain>], home: Home) -> Result<Mapping, String> {
+    let mut why = String::new();
+    for pd in pds {
+        match pd.alloc_shared(length) {
+            Ok(memory) => {
+                return Ok(Mapping { at: memory.addr(), length: memory.length(), home, shared: Some(memory), bound: false });
+            }
+            Err(error) => why = error.message,
+        }
+    }
+    Err(why)
+}
+
+/// Memory of this process's own, not yet touched.
+fn map_private(kind: PageKind, length: usize, home: Home) -> Result<Mapping, String> {
+    if kind == PageKind::Huge1G && !length.is_multiple_of(kind.unit()) {
+        return Err(format!("an arena of {} MiB is no multiple of them", length >> 20));
     }
     let huge = match kind {
         PageKind::Huge1G => libc::MAP_HUGETLB | (30 << libc::MAP_HUGE_SHIFT),
         PageKind::Huge2M => libc::MAP_HUGETLB | (21 << libc::MAP_HUGE_SHIFT),
         PageKind::Transparent | PageKind::Plain => 0,
     };
-    let reason = |error: std::io::Error| match kind {
-        PageKind::Huge1G | PageKind::Huge2M => format!("{} ({error})", pages::why_no_huge_pages(kind, length)),
-        _ => error.to_string(),
-    };
-    let mapping = map_aligned(length, huge, if huge == 0 { kind.unit() } else { 0 }, home).map_err(reason)?;
-    let at = std::ptr::with_exposed_provenance_mut::<libc::c_void>(mapping.at);
+    let length = whole(kind, length);
+    map_aligned(length, huge, if huge == 0 { kind.unit() } else { 0 }, home)
+        .map_err(|error| reason(kind, length, &error))
+}
+
+fn reason(kind: PageKind, length: usize, error: &std::io::Error) -> String {
+    if kind.is_reserved() {
+        format!("{} ({error})", pages::why_no_huge_pages(kind, length))
+    } else {
+        error.to_string()
+    }
+}
+
+/// Makes a new mapping what it shall be, with all its pages; errors say why these pages are not to be had.
+fn furnish(kind: PageKind, mut mapping: Mapping, config: &PoolConfig) -> Result<Furnished, String> {
+    if kind == PageKind::Transparent
+        && let Some(why) = pages::why_no_transparent_pages(mapping.shared.is_some())
+    {
+        return Err(why);
+    }
+    let (at, length) = (std::ptr::with_exposed_provenance_mut::<libc::c_void>(mapping.at), mapping.length);
     let advise = |advice| {
         // SAFETY: the whole of our new mapping, which holds nothing yet.
         match unsafe { libc::madvise(at, length, advice) } {
@@ -255,19 +334,20 @@ fn map_in(kind: PageKind, length: usize, config: &PoolConfig, home: Home) -> Res
             _ => Err(std::io::Error::last_os_error()),
         }
     };
-    // A child that inherited the arena would make the parent copy each page it writes, away from the pages that hardware has pinned.
+    // A child that inherited the arena would make the parent copy each page it writes, away from the pages that hardware has pinned; shared pages it would write itself.
     advise(libc::MADV_DONTFORK).map_err(|error| error.to_string())?;
     if kind == PageKind::Transparent {
         advise(libc::MADV_HUGEPAGE).map_err(|error| error.to_string())?;
     }
     let node = bind(mapping.at, length, config.numa_node);
+    mapping.bound = node.is_ok();
     // Reserved pages that a cgroup or a node does not have after all would be a SIGBUS later: ask now.
-    advise(libc::MADV_POPULATE_WRITE).map_err(reason)?;
-    let huge_bytes = if huge != 0 { length } else { pages::huge_bytes(mapping.at).unwrap_or(0) };
+    advise(libc::MADV_POPULATE_WRITE).map_err(|error| reason(kind, length, &error))?;
+    let huge_bytes = if kind.is_reserved() { length } else { pages::huge_bytes(mapping.at).unwrap_or(0) };
     if kind == PageKind::Transparent && huge_bytes == 0 {
         return Err("the kernel found no free 2 MiB: memory is in pieces, or the limit of a cgroup is near".into());
     }
-    Ok((mapping, huge_bytes, node))
+    Ok((mapping, kind, huge_bytes, node))
 }
 
 /// A mapping at a multiple of `align` (0: as the kernel likes).
@@ -295,7 +375,7 @@ fn map_aligned(length: usize, flags: libc::c_int, align: usize, home: Home) -> s
             unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(from), bytes) };
         }
     }
-    Ok(Mapping { at, length, home })
+    Ok(Mapping { at, length, home, shared: None, bound: false })
 }
 
 /// Binds a range to a NUMA node, preferring it: memory elsewhere is better than none.
@@ -307,17 +387,23 @@ fn bind(at: usize, length: usize, node: Option<u32>) -> Result<u32, String> {
     if nodes == 1 && node == 0 {
         return Err("the machine has one node".into());
     }
-    const MPOL_PREFERRED: libc::c_ulong = 1;
     let bits = usize::BITS;
     let mut mask = vec![0_usize; (node / bits) as usize + 1];
     mask[(node / bits) as usize] = 1 << (node % bits);
+    let done = set_policy(at, length, MPOL_PREFERRED, &mask);
+    done.map(|()| node).map_err(|error| format!("node {node} refused: {error}"))
+}
+
+const MPOL_DEFAULT: libc::c_ulong = 0;
+const MPOL_PREFERRED: libc::c_ulong = 1;
+
+fn set_policy(at: usize, length: usize, policy: libc::c_ulong, mask: &[usize]) -> std::io::Result<()> {
     // The kernel counts one bit less than it is told.
-    let max_node = mask.len() * bits as usize + 1;
-    // SAFETY: the range is ours; the mask has `max_node` bits less one, which the kernel only reads.
-    let result = unsafe {
-        libc::syscall(libc::SYS_mbind, at, length, MPOL_PREFERRED, mask.as_ptr(), max_node as libc::c_ulong, 0_u32)
-    };
-    if result == 0 { Ok(node) } else { Err(format!("node {node} refused: {}", std::io::Error::last_os_error())) }
+    let bits = if mask.is_empty() { 0 } else { mask.len() * usize::BITS as usize + 1 };
+    let nodes = if mask.is_empty() { std::ptr::null() } else { mask.as_ptr() };
+    // SAFETY: the range is ours; the mask has as many bits less one, which the kernel only reads.
+    let result = unsafe { libc::syscall(libc::SYS_mbind, at, length, policy, nodes, bits as libc::c_ulong, 0_u32) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 /// # Safety

@@ -26,6 +26,11 @@ impl PageKind {
     /// Every kind, best first.
     pub const ALL: [Self; 4] = [Self::Huge1G, Self::Huge2M, Self::Transparent, Self::Plain];
 
+    /// Whether the administrator has reserved them.
+    pub const fn is_reserved(self) -> bool {
+        matches!(self, Self::Huge1G | Self::Huge2M)
+    }
+
     /// Bytes by which an arena of this kind is mapped.
     pub const fn unit(self) -> usize {
         match self {
@@ -73,6 +78,11 @@ pub struct PoolConfig {
     pub best_pages: PageKind,
     /// The least that will do; what is worse is an error. Default [`PageKind::Plain`].
     pub least_pages: PageKind,
+    /// Whether memory that other processes of this host map goes before private memory, where the device has such memory (the software NIC, unless all its requests
+    /// are packets): WRITEs, READs and atomics of neighbours are then plain loads and stores. Reserved huge pages are private and come before it, as who reserved
+    /// them wishes; transparent ones come within it, and private transparent ones only where `least_pages` refuses the rest. Default true. False: pages decide alone, and
+    /// neighbours go through the kernel, with atomics as packets.
+    pub shared: bool,
     /// NUMA node of the memory. Default `None`: that of the thread which makes the arena, as the kernel decides.
     pub numa_node: Option<u32>,
     /// When bytes are zeroed. Default never.
@@ -91,6 +101,7 @@ impl Default for PoolConfig {
                 | AccessFlags::REMOTE_ATOMIC,
             best_pages: PageKind::Huge1G,
             least_pages: PageKind::Plain,
+            shared: true,
             numa_node: None,
             zeroing: Zeroing::Never,
         }
@@ -117,6 +128,8 @@ pub struct ArenaReport {
     pub refused: Vec<(PageKind, String)>,
     /// Bytes that really lie in huge pages, as the kernel counts them; less than `bytes` where transparent pages were not to be had.
     pub huge_bytes: usize,
+    /// Whether other processes of this host map it, or why not.
+    pub shared: Result<(), String>,
     /// NUMA node it was bound to, or why it was not.
     pub node: Result<u32, String>,
 }
@@ -124,6 +137,10 @@ pub struct ArenaReport {
 impl fmt::Display for ArenaReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} MiB in {} ({} MiB huge)", self.bytes >> 20, self.pages, self.huge_bytes >> 20)?;
+        match &self.shared {
+            Ok(()) => f.write_str(", mapped by neighbours")?,
+            Err(why) => write!(f, ", not mapped by neighbours: {why}")?,
+        }
         match &self.node {
             Ok(node) => write!(f, ", on node {node}")?,
             Err(why) => write!(f, ", {why}")?,

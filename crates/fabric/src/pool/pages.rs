@@ -23,12 +23,15 @@ pub fn why_no_huge_pages(kind: PageKind, wanted_bytes: usize) -> String {
     }
 }
 
-/// Why the kernel will not give transparent pages, if it will not.
-pub fn why_no_transparent_pages() -> Option<String> {
-    let file = "/sys/kernel/mm/transparent_hugepage/enabled";
-    match fs::read_to_string(file) {
+/// Why the kernel will not give transparent pages, if it will not. Memory of files and shared memory has a switch of its own.
+pub fn why_no_transparent_pages(shared: bool) -> Option<String> {
+    let folder = "/sys/kernel/mm/transparent_hugepage";
+    let (name, off): (_, &[&str]) =
+        if shared { ("shmem_enabled", &["[never]", "[deny]"]) } else { ("enabled", &["[never]"]) };
+    let (file, what) = (format!("{folder}/{name}"), if shared { "advise" } else { "madvise" });
+    match fs::read_to_string(&file) {
         Err(_) => Some("this kernel does not have them".into()),
-        Ok(text) if text.contains("[never]") => Some(format!("switched off: write madvise to {file}")),
+        Ok(text) if off.iter().any(|word| text.contains(word)) => Some(format!("switched off: write {what} to {file}")),
         Ok(_) => None,
     }
 }
@@ -48,7 +51,7 @@ pub fn huge_bytes(at: usize) -> Option<usize> {
             inside = line.starts_with(&start);
             continue;
         }
-        let counts = ["AnonHugePages:", "Private_Hugetlb:", "Shared_Hugetlb:"];
+        let counts = ["AnonHugePages:", "ShmemPmdMapped:", "Private_Hugetlb:", "Shared_Hugetlb:"];
         if inside && counts.iter().any(|name| line.starts_with(name)) {
             bytes += line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).unwrap_or(0) << 10;
         }

@@ -277,6 +277,7 @@ impl Nic {
                     ecn_capable: false,
                     congestion_named: false,
                     direct: DirectRoute::Unknown,
+                    direct_requests: 0,
                 },
                 touched: false,
                 batch: 0,

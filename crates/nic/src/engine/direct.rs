@@ -243,6 +243,7 @@ impl QpHost<'_, '_> {
         if matches!(outcome, Direct::Done | Direct::Failed(_)) {
             route.gate().count(generation, psns);
             drop(published);
+            side.direct_requests += 1;
             let port = usize::from(side.port_num.max(1)) - 1;
             let batch = &mut fabric.batches[port];
             count(wqe, psns, |counter, n| batch.count(counter, n));

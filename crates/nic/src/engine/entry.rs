@@ -173,6 +173,8 @@ pub struct QpSide {
     pub congestion_named: bool,
     /// Where its requests go.
     pub direct: DirectRoute,
+    /// Those that were executed without packets.
+    pub direct_requests: u64,
 }
 
 /// A QP without that CQ.

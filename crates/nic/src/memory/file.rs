@@ -18,16 +18,19 @@ use crate::direct::Gate;
 use crate::process::Descriptor;
 
 /// Version of the layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"sfmember");
 /// Gates, one for each QP index.
 pub const GATES: usize = 65_536;
 /// Entries of the memory table that others see. Regions beyond them are reached by packets.
 pub const ENTRIES: usize = 1 << 17;
 const PAGE: usize = 4096;
+/// Bytes of a transparent huge page, by which the heap is aligned here and at its neighbours.
+pub(super) const HUGE_PAGE: usize = 2 << 20;
 const GATES_AT: usize = PAGE;
 const ENTRIES_AT: usize = GATES_AT + GATES * size_of::<Gate>();
-const TABLES: usize = ENTRIES_AT + ENTRIES * size_of::<Entry>();
+/// The heap begins where a transparent page may: the kernel puts one only where address and place in the file agree.
+const TABLES: usize = (ENTRIES_AT + ENTRIES * size_of::<Entry>()).next_multiple_of(HUGE_PAGE);
 /// Address space for memory that is allocated here, tried from the largest. Pages come when they are touched.
 const HEAPS: [usize; 3] = [256 << 30, 16 << 30, 1 << 30];
 /// So much of another's memory is mapped at a time.
@@ -108,11 +111,23 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
+    /// At a multiple of [`HUGE_PAGE`].
     fn reserve(bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping; the kernel chooses the place.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
-        if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { base: base.cast(), bytes }) }
+        let raw = unsafe { libc::mmap(std::ptr::null_mut(), bytes + HUGE_PAGE, libc::PROT_NONE, flags, -1, 0) };
+        if raw == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let before = raw.addr().next_multiple_of(HUGE_PAGE) - raw.addr();
+        let base = raw.wrapping_byte_add(before);
+        for (from, bytes) in [(raw, before), (base.wrapping_byte_add(bytes), HUGE_PAGE - before)] {
+            if bytes > 0 {
+                // SAFETY: the parts of the new mapping that lie before and behind the aligned one.
+                unsafe { libc::munmap(from, bytes) };
+            }
+        }
+        Ok(Self { base: base.cast(), bytes })
     }
 
     /// Maps a part of the heap of a file where it belongs.
@@ -145,7 +160,15 @@ pub struct OwnFile {
     fd: Arc<Descriptor>,
     tables: Tables,
     /// Where memory is allocated; `None` where there is no address space for it.
-    heap: Option<(Window, Mutex<Ranges>)>,
+    heap: Option<(Window, Mutex<Heap>)>,
+}
+
+/// The heap's account.
+#[derive(Debug)]
+struct Heap {
+    free: Ranges,
+    /// Parts that a process which is stopped may still write into: nobody gets them again.
+    kept: Vec<(usize, usize)>,
 }
 
 impl OwnFile {
@@ -160,7 +183,7 @@ impl OwnFile {
             // SAFETY: no pointers are passed. A limit on files (ulimit -f) refuses the larger ones.
             if unsafe { libc::ftruncate(fd.as_raw_fd(), (TABLES + bytes) as libc::off_t) } == 0 {
                 size = TABLES + bytes;
-                heap = Some((window, Mutex::new(Ranges::new(bytes))));
+                heap = Some((window, Mutex::new(Heap { free: Ranges::new(bytes), kept: Vec::new() })));
                 break;
             }
         }
@@ -209,20 +232,54 @@ impl OwnFile {
         self.tables.entry(slot)
     }
 
-    fn ranges(&self) -> Option<(&Window, std::sync::MutexGuard<'_, Ranges>)> {
-        let (window, ranges) = self.heap.as_ref()?;
-        Some((window, ranges.lock().unwrap_or_else(PoisonError::into_inner)))
+    fn heap(&self) -> Option<(&Window, std::sync::MutexGuard<'_, Heap>)> {
+        let (window, heap) = self.heap.as_ref()?;
+        Some((window, heap.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Maps `bytes` of the heap that nobody has; its place there, and its address. A multiple of a page.
     pub(super) fn map(&self, bytes: usize) -> Option<(usize, *mut u8)> {
-        let (window, mut ranges) = self.ranges()?;
-        let offset = ranges.take(bytes)?;
+        let (window, mut heap) = self.heap()?;
+        let offset = heap.free.take(bytes)?;
         if !window.fill(&self.fd, offset, bytes) {
-            ranges.give_back(offset, bytes);
+            heap.free.give_back(offset, bytes);
             return None;
         }
         Some((offset, window.base.wrapping_add(offset)))
+    }
+
+    /// As [`OwnFile::map`], at a multiple of [`HUGE_PAGE`], with a page behind it in which nothing is: the kernel never joins it with a mapping beside it, so
+    /// that what it says of this one is of this one.
+    pub(super) fn map_apart(&self, bytes: usize) -> Option<(usize, *mut u8)> {
+        let (window, mut heap) = self.heap()?;
+        let taken = bytes.checked_add(HUGE_PAGE)?;
+        let start = heap.free.take(taken)?;
+        let offset = start.next_multiple_of(HUGE_PAGE);
+        let end = offset + bytes + PAGE;
+        for (from, to) in [(start, offset), (end, start + taken)] {
+            if to > from {
+                heap.free.give_back(from, to - from);
+            }
+        }
+        if !window.fill(&self.fd, offset, bytes) {
+            heap.free.give_back(offset, bytes + PAGE);
+            return None;
+        }
+        Some((offset, window.base.wrapping_add(offset)))
+    }
+
+    /// Gives back what [`OwnFile::map_apart`] gave.
+    pub(super) fn unmap_apart(&self, offset: usize, bytes: usize) {
+        self.release(offset, bytes, bytes + PAGE);
+    }
+
+    /// Another process is stopped in the middle of an access to these bytes of this process, and will end it one day: if they lie in the heap, nobody else gets them.
+    pub(super) fn keep(&self, addr: *mut u8, bytes: usize) {
+        let Some((window, mut heap)) = self.heap() else { return };
+        let offset = addr.addr().wrapping_sub(window.base.addr());
+        if offset < window.bytes {
+            heap.kept.push((offset, offset.saturating_add(bytes)));
+        }
     }
 
     /// Frees the pages of a part of the heap, which reads as zeros afterwards. False if it could not be done.
@@ -235,12 +292,17 @@ impl OwnFile {
 
     /// Gives back what [`OwnFile::map`] gave.
     pub(super) fn unmap(&self, offset: usize, bytes: usize) {
+        self.release(offset, bytes, bytes);
+    }
+
+    fn release(&self, offset: usize, bytes: usize, taken: usize) {
         let punched = self.punch(offset, bytes);
-        if let Some((window, mut ranges)) = self.ranges() {
+        if let Some((window, mut heap)) = self.heap() {
             window.clear(offset, bytes);
-            // What could not be zeroed is not given out again.
-            if punched {
-                ranges.give_back(offset, bytes);
+            let is_kept = heap.kept.iter().any(|&(from, to)| from < offset + bytes && to > offset);
+            // What could not be zeroed is not given out again, either.
+            if punched && !is_kept {
+                heap.free.give_back(offset, taken);
             }
         }
     }
@@ -376,5 +438,21 @@ mod tests {
         assert_eq!(again, offset);
         // SAFETY: the test's own memory.
         assert_eq!(unsafe { copy::load_u64(at.cast()) }, Ok(0));
+    }
+
+    #[test]
+    fn pages_apart_are_aligned_in_both_and_come_back_unless_they_are_kept() {
+        let own = OwnFile::new().expect("memory");
+        let (first, at) = own.map_apart(3 * PAGE).expect("room");
+        let (second, _) = own.map_apart(HUGE_PAGE).expect("room");
+        assert!(at.addr().is_multiple_of(HUGE_PAGE) && (TABLES + first).is_multiple_of(HUGE_PAGE));
+        assert!(second.is_multiple_of(HUGE_PAGE) && second >= first + 4 * PAGE);
+        own.unmap_apart(first, 3 * PAGE);
+        let (again, at) = own.map_apart(3 * PAGE).expect("room");
+        assert_eq!(again, first);
+        own.keep(at.wrapping_add(PAGE), 8);
+        own.unmap_apart(again, 3 * PAGE);
+        let (other, _) = own.map_apart(3 * PAGE).expect("room");
+        assert_ne!(other, first, "somebody may still write there");
     }
 }

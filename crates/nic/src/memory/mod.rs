@@ -22,6 +22,7 @@ mod other;
 mod probe;
 mod ranges;
 mod region;
+mod shared;
 mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -35,5 +36,6 @@ pub(crate) use guard::ensure_here;
 pub use neighbour::{Grant, Neighbour, Source};
 pub use other::Other;
 pub use region::{Region, Registration};
+pub use shared::SharedPages;
 pub use table::{Accessors, MemoryTable, PdId, Seed};
 pub use window::{Bind, Window};

@@ -88,6 +88,25 @@ impl Other {
         }
     }
 
+    /// Asks the kernel whether it lets us, by reading a byte that no process has: it looks at the permission first.
+    pub fn ask(&self) {
+        let mut byte = 0u8;
+        let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let remote = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
+        // SAFETY: one iovec of each; the byte here is writable, and the kernel reports a fault at the other's address.
+        let moved = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
+        if self.pid != 0 && moved < 0 {
+            self.note_refusal(io::Error::last_os_error().raw_os_error().unwrap_or(0));
+        }
+    }
+
+    /// What refuses once refuses for good.
+    fn note_refusal(&self, errno: i32) {
+        if matches!(errno, libc::EPERM | libc::ENOSYS | libc::EACCES) {
+            self.refused.store(errno, Ordering::Relaxed);
+        }
+    }
+
     /// Moves bytes; `to` and `from` are addresses here or there, as `into` says. The last `tail` bytes are moved last.
     ///
     /// # Safety
@@ -119,10 +138,7 @@ impl Other {
                 }
             };
             let Some(moved) = usize::try_from(moved).ok().filter(|&moved| moved > 0) else {
-                let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-                if matches!(errno, libc::EPERM | libc::ENOSYS | libc::EACCES) {
-                    self.refused.store(errno, Ordering::Relaxed);
-                }
+                self.note_refusal(io::Error::last_os_error().raw_os_error().unwrap_or(0));
                 return Err(Unreached);
             };
             there += moved as u64;

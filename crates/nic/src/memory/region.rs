@@ -233,8 +233,10 @@ impl Region {
         self.check_windows(entry)?;
         self.table.revoke(self.slot);
         drop(control);
-        // What is not ours to keep cannot be kept from one who is stopped in the middle (docs/decisions/same-host.md).
-        let _ = self.table.quiesce(self.slot);
+        if !self.table.quiesce(self.slot) {
+            // What is not ours to keep cannot be kept from one who is stopped in the middle (docs/decisions/same-host.md).
+            self.table.keep(now.addr, now.length);
+        }
         control = self.table.control();
         self.table.move_pd(&mut control, Some(now.pd), Some(next.pd));
         let addr = std::ptr::with_exposed_provenance_mut(next.addr);
@@ -262,12 +264,12 @@ impl Region {
     /// second time.
     pub fn deregister(&self) -> Result<(), VerbsError> {
         let now = lock(&self.now);
-        let result = self.end(true);
+        let result = self.end(&now, true);
         drop(now);
         result
     }
 
-    fn end(&self, refuse_windows: bool) -> Result<(), VerbsError> {
+    fn end(&self, now: &Now, refuse_windows: bool) -> Result<(), VerbsError> {
         if self.key.load(Ordering::Relaxed) == 0 {
             return Err(VerbsError::invalid("the region is deregistered already"));
         }
@@ -279,11 +281,12 @@ impl Region {
         self.key.store(0, Ordering::Release);
         self.table.revoke(self.slot);
         drop(control);
-        if !self.table.quiesce(self.slot)
-            && let Some(allocation) = &self.allocation
-        {
+        if !self.table.quiesce(self.slot) {
             // Another process is stopped in the middle of a copy, which it will end one day: nobody else gets this memory.
-            std::mem::forget(allocation.clone());
+            match &self.allocation {
+                Some(allocation) => std::mem::forget(allocation.clone()),
+                None => self.table.keep(now.addr, now.length),
+            }
         }
         self.table.free_slot(self.slot);
         Ok(())
@@ -296,6 +299,7 @@ impl Drop for Region {
             return;
         }
         // An error says that it is deregistered already.
-        let _ = self.end(false);
+        let now = self.now();
+        let _ = self.end(&now, false);
     }
 }

@@ -23,6 +23,7 @@ use super::allocation::{Allocation, Allocator};
 use super::file::OwnFile;
 use super::key::{KeySpace, KnownKeys, MAX_SLOTS};
 use super::region::{Region, Registration};
+use super::shared::SharedPages;
 use super::window::Window;
 use super::{guard, probe};
 use crate::process::Home;
@@ -255,6 +256,18 @@ impl MemoryTable {
     /// Allocates zeroed memory that belongs to no region yet.
     pub fn allocate_pages(&self, length: usize) -> Result<Allocation, VerbsError> {
         self.allocator.allocate(length)
+    }
+
+    /// Allocates zeroed memory that belongs to no region yet and that neighbours map.
+    pub fn allocate_shared(&self, length: usize) -> Result<SharedPages, VerbsError> {
+        SharedPages::new(self.file.as_ref(), length)
+    }
+
+    /// Another process is stopped in the middle of an access to these bytes: what of them lies in the file is given to nobody else.
+    pub(super) fn keep(&self, addr: usize, length: usize) {
+        if let Some(file) = &self.file {
+            file.keep(std::ptr::without_provenance_mut(addr), length);
+        }
     }
 
     /// Registers a part of memory that was allocated here, which lives as long as the region. Its iova is 0: `access` must

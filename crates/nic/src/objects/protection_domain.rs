@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, DeviceMemory, Errno, MemoryRegion, MemoryWindow, MrAdvice, MwType,
-    OdpFlags, ProtectionDomain, QpInit, QueuePair, Sge, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
+    OdpFlags, ProtectionDomain, QpInit, QueuePair, Sge, SharedMemory, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
 };
 
 use super::address_handle::{AhObject, answer};
@@ -159,6 +159,11 @@ impl ProtectionDomain for PdObject {
         let token = self.core().registry().mrs.take()?;
         let region = self.core().memory().allocate(pd.id(), length, access)?;
         Ok(Arc::new(MrObject::new(region, pd, token)))
+    }
+
+    fn alloc_shared(&self, length: usize) -> Result<Arc<dyn SharedMemory>, VerbsError> {
+        self.pd.alive.check("protection domain")?;
+        Ok(Arc::new(self.core().memory().allocate_shared(length)?))
     }
 
     fn alloc_mw(&self, mw_type: MwType) -> Result<Arc<dyn MemoryWindow>, VerbsError> {

@@ -33,6 +33,7 @@ use crate::memory::OwnFile;
 use crate::netlink::{self, Monitor};
 use crate::port::udp::{AddressSockets, LocalAddress, Neighbours, ReceiveOptions, Sockets, socket};
 use crate::process::{Descriptor, Home, Making, Own};
+use crate::resources::SameHostReport;
 use crate::survey;
 use crate::tables::PortChange;
 use crate::worker::Duty;
@@ -145,6 +146,8 @@ pub struct Membership {
     orphans: OnceLock<Box<dyn OrphanSink>>,
     /// The others, as the same-host path reaches them; `None` if this process cannot make a file of its own.
     neighbourhood: Option<Arc<Neighbourhood>>,
+    /// Why all requests are packets; `None`: those to this host are not.
+    packets_because: OnceLock<String>,
     /// The end that nobody else has: it closes when this process dies or runs another program.
     _life: Option<Descriptor>,
     home: Home,
@@ -309,6 +312,7 @@ impl Membership {
             core: OnceLock::new(),
             orphans: OnceLock::new(),
             neighbourhood,
+            packets_because: OnceLock::new(),
             _life: life,
             home: Home::here(),
             state: Own::new(Mutex::new(state)),
@@ -524,6 +528,20 @@ impl Membership {
     pub fn attach(&self, core: Weak<Core>) {
         let _ = self.core.set(core);
         self.tell(&mut self.lock());
+    }
+
+    /// Why all requests are packets, once and for all.
+    pub fn set_packets_because(&self, why: String) {
+        let _ = self.packets_because.set(why);
+    }
+
+    /// Which way requests to QPs of the same host go, and why.
+    pub fn same_host(&self) -> SameHostReport {
+        let neighbours = self.neighbourhood.as_ref().filter(|_| self.home.is_here());
+        SameHostReport {
+            packets_because: self.packets_because.get().cloned(),
+            neighbours: neighbours.map(|all| all.report()).unwrap_or_default(),
+        }
     }
 
     /// Who ends the connections of members that die. Only the first one counts.

@@ -13,6 +13,7 @@ use super::segment::{Segment, SlotState};
 use crate::direct::{Claim, Hazard};
 use crate::memory::{Accessors, Neighbour, Other, OwnFile};
 use crate::process::{Descriptor, Home};
+use crate::resources::NeighbourReport;
 
 /// How long a member that is stopped (by a signal, by a debugger) in the middle of an access is waited for. It takes a microsecond
 /// when it goes on, so who needs longer is looked at by somebody.
@@ -29,19 +30,6 @@ struct Member {
     mapped: Option<Arc<Neighbour>>,
     /// Why its file cannot be mapped.
     refused: Option<String>,
-}
-
-/// What can be told of a neighbour.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NeighbourReport {
-    /// Its slot.
-    pub slot: u8,
-    /// Its process, if it has a number here.
-    pub pid: Option<u32>,
-    /// Why memory that it has allocated is not reached by mapping; `None`: it is.
-    pub no_mapping: Option<String>,
-    /// Why its other memory is not reached by `process_vm_readv` and `process_vm_writev`; `None`: it was not refused so far.
-    pub no_process_vm: Option<String>,
 }
 
 /// The others.
@@ -179,20 +167,18 @@ impl Neighbourhood {
         done || gone
     }
 
-    /// What can be told of the others.
+    /// What can be told of the others. The kernel is asked about those that nobody has reached into yet.
     pub fn report(&self) -> Vec<NeighbourReport> {
         let members = self.members();
-        let mut all: Vec<_> = members
-            .iter()
-            .map(|(&slot, member)| NeighbourReport {
-                slot,
-                pid: member.other.pid(),
-                no_mapping: member.refused.clone(),
-                no_process_vm: member.other.refusal(),
-            })
-            .collect();
-        all.sort_by_key(|report| report.slot);
-        all
+        let mut all: Vec<_> =
+            members.iter().map(|(&slot, member)| (slot, member.other.clone(), member.refused.clone())).collect();
+        drop(members);
+        all.sort_by_key(|(slot, ..)| *slot);
+        let told = |(slot, other, no_mapping): (u8, Arc<Other>, Option<String>)| {
+            other.ask();
+            NeighbourReport { slot, pid: other.pid(), no_mapping, no_process_vm: other.refusal() }
+        };
+        all.into_iter().map(told).collect()
     }
 }
 

@@ -42,6 +42,22 @@ fn pattern(seed: u32) -> Vec<u8> {
     (0..BYTES).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed * 77) as u8 ^ (i >> 8) as u8).collect()
 }
 
+/// Which way each process's requests go, as a process that is no member sees it, and how many of each QP went without packets.
+fn ways() -> String {
+    let name = std::env::var(crate::parent::CHILD).unwrap();
+    let survey = SoftwareProvider::from_environment().and_then(|p| p.survey(&name)).unwrap();
+    let mut text = String::new();
+    for member in &survey.members {
+        let Some(resources) = &member.resources else { continue };
+        let way = &resources.same_host;
+        let refused: Vec<&str> = way.neighbours.iter().filter_map(|other| other.no_process_vm.as_deref()).collect();
+        let executed: Vec<u64> = resources.qps.iter().map(|qp| qp.direct_requests).collect();
+        let because = way.packets_because.as_deref().unwrap_or("-");
+        text += &format!("slot={} because={because} refused={refused:?} executed={executed:?}; ", member.slot);
+    }
+    text
+}
+
 /// What a process that is no member sees: who there is, and each QP, region and the number of other things.
 fn survey() -> String {
     let name = std::env::var(crate::parent::CHILD).unwrap();
@@ -146,6 +162,7 @@ impl Child {
             }
             ["slots"] => format!("alive={}", self.context().members()),
             ["survey"] => survey(),
+            ["ways"] => ways(),
             ["send", seed] => self.post_and_wait(SendOp::Send, seed.parse().unwrap()),
             ["receive-then", how] => self.receive_then_exit(how),
             ["exit-while-threads-run"] => self.exit_while_threads_run(),

@@ -23,10 +23,25 @@ fn number(text: &str, n: usize) -> u64 {
     word(text, n).parse().unwrap_or_else(|_| panic!("{text}"))
 }
 
-/// Connects the ends of two children; `own`: the second one's memory is its own. Gives rkey and address of the second one's.
-fn connect(a: &mut Child, b: &mut Child, own: bool) -> (u64, u64) {
+/// Whose memory the target is: as the child's `end` calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// Allocated with the region.
+    Region,
+    /// The process's own.
+    Own,
+    /// Mapped by neighbours, and registered afterwards.
+    Shared,
+}
+
+/// Connects the ends of two children. Gives rkey and address of the second one's memory.
+fn connect(a: &mut Child, b: &mut Child, memory: Memory) -> (u64, u64) {
     let qa = a.ask("end make");
-    let qb = b.ask(if own { "end own" } else { "end make" });
+    let qb = b.ask(match memory {
+        Memory::Region => "end region",
+        Memory::Own => "end own",
+        Memory::Shared => "end shared",
+    });
     assert_eq!(a.ask(&format!("end connect {} {}", word(&qb, 0), word(&qb, 3))), "ok");
     assert_eq!(b.ask(&format!("end connect {} {}", word(&qa, 0), word(&qa, 3))), "ok");
     (number(&qb, 1), number(&qb, 2))
@@ -48,8 +63,15 @@ fn settle(a: &mut Child, rkey: u64, addr: u64) {
 #[test]
 fn a_stopped_process_is_read_and_written_and_added_to() {
     let device = Device::new("asleep", 201);
-    let (mut a, mut b) = (start(&device), start(&device));
-    let (rkey, addr) = connect(&mut a, &mut b, false);
+    for memory in [Memory::Region, Memory::Shared] {
+        stopped_process(&device, memory);
+    }
+}
+
+fn stopped_process(device: &Device, memory: Memory) {
+    let (mut a, mut b) = (start(device), start(device));
+    let (rkey, addr) = connect(&mut a, &mut b, memory);
+    let others = direct(&mut a);
     settle(&mut a, rkey, addr);
     let before = direct(&mut a);
     b.stop();
@@ -59,6 +81,10 @@ fn a_stopped_process_is_read_and_written_and_added_to() {
     assert_eq!(a.ask(&format!("end fadd {rkey} {} 5", addr + WORD)), "Success 5");
     assert_eq!(direct(&mut a) - before, 4);
     b.resume();
+    // Of its one QP; the other one's executed nothing itself.
+    let ways = b.ask("ways");
+    let counted = format!("executed=[{}]", direct(&mut a) - others);
+    assert!(ways.contains(&counted) && ways.contains("executed=[0]"), "{counted}: {ways}");
     assert_eq!(b.ask(&format!("end load {WORD}")), "10");
     assert_eq!(b.ask("end load 0"), u64::from_ne_bytes([7; 8]).to_string());
 }
@@ -67,7 +93,7 @@ fn a_stopped_process_is_read_and_written_and_added_to() {
 fn memory_of_the_application_is_reached_through_the_kernel_and_atomics_on_it_by_packets() {
     let device = Device::new("kernel", 202);
     let (mut a, mut b) = (start(&device), start(&device));
-    let (rkey, addr) = connect(&mut a, &mut b, true);
+    let (rkey, addr) = connect(&mut a, &mut b, Memory::Own);
     settle(&mut a, rkey, addr);
     b.stop();
     let before = direct(&mut a);
@@ -84,10 +110,13 @@ fn memory_of_the_application_is_reached_through_the_kernel_and_atomics_on_it_by_
 fn what_the_kernel_refuses_goes_by_packets_and_is_said() {
     let device = Device::new("refused", 203);
     let (mut a, mut b) = (start(&device), start(&device));
-    let (rkey, addr) = connect(&mut a, &mut b, true);
+    let (rkey, addr) = connect(&mut a, &mut b, Memory::Own);
     settle(&mut a, rkey, addr);
     assert_eq!(a.ask("end same-host"), "None");
     assert_eq!(a.ask("end refuse-process-vm"), "ok");
+    // It is known before anybody tries.
+    let ways = b.ask("ways");
+    assert!(ways.contains("because=- refused=[\"Operation not permitted"), "{ways}");
     let before = direct(&mut a);
     for value in 1..4 {
         assert_eq!(a.ask(&format!("end write {rkey} {addr} 5000 {value}")), "Success");
@@ -106,22 +135,27 @@ fn what_the_kernel_refuses_goes_by_packets_and_is_said() {
 #[test]
 fn with_path_wire_all_are_packets() {
     let device = Device::new("wire", 204);
-    let (mut a, mut b) = (Child::start(&device), start(&device));
+    let mut a = Child::start_with(&device, |command| {
+        command.env("SCALEFABRIC_PATH", "wire");
+    });
+    let mut b = start(&device);
     a.ask("open");
-    let (rkey, addr) = connect(&mut a, &mut b, false);
+    let (rkey, addr) = connect(&mut a, &mut b, Memory::Region);
     for value in 1..20 {
         assert_eq!(a.ask(&format!("end write {rkey} {addr} 5000 {value}")), "Success");
     }
     assert_eq!(direct(&mut a), 0);
     let said = a.ask("end same-host");
     assert!(said.contains("path is"), "{said}");
+    let ways = b.ask("ways");
+    assert!(ways.contains("because=path is \"wire\"") && ways.contains("because=- "), "{ways}");
 }
 
 #[test]
 fn a_queue_pair_in_error_knows_what_was_executed() {
     let device = Device::new("executed", 205);
     let (mut a, mut b) = (start(&device), start(&device));
-    let (rkey, addr) = connect(&mut a, &mut b, false);
+    let (rkey, addr) = connect(&mut a, &mut b, Memory::Region);
     settle(&mut a, rkey, addr);
     for _ in 0..50 {
         assert_eq!(a.ask(&format!("end write {rkey} {addr} 100 1")), "Success");
@@ -139,7 +173,7 @@ fn a_queue_pair_in_error_knows_what_was_executed() {
 fn a_process_that_runs_another_program_is_not_written_to() {
     let device = Device::new("other", 206);
     let (mut a, mut b) = (start(&device), start(&device));
-    let (rkey, addr) = connect(&mut a, &mut b, true);
+    let (rkey, addr) = connect(&mut a, &mut b, Memory::Own);
     settle(&mut a, rkey, addr);
     b.tell("exec");
     until("it is still there", || a.ask("slots") == "alive=1");
@@ -178,7 +212,8 @@ fn an_accessor_that_is_stopped_anywhere_holds_up_nobody_and_writes_into_nothing_
     for round in 0..rounds(300) {
         let mut accessor = storming.take().unwrap_or_else(|| {
             let mut accessor = start(&device);
-            let (rkey, addr) = connect(&mut accessor, &mut owner, false);
+            let memory = if random(&mut state, 2) == 0 { Memory::Region } else { Memory::Shared };
+            let (rkey, addr) = connect(&mut accessor, &mut owner, memory);
             settle(&mut accessor, rkey, addr);
             let words = if random(&mut state, 3) == 0 { SMALL } else { LARGE };
             storm(&mut accessor, (rkey, addr), random(&mut state, 1 << 30), words);
@@ -213,7 +248,7 @@ fn an_accessor_that_is_killed_anywhere_leaves_nothing_behind() {
     let mut owner = start(&device);
     for round in 0..rounds(40) {
         let mut accessor = start(&device);
-        let (rkey, addr) = connect(&mut accessor, &mut owner, false);
+        let (rkey, addr) = connect(&mut accessor, &mut owner, Memory::Region);
         storm(&mut accessor, (rkey, addr), random(&mut state, 1 << 30), if round % 2 == 0 { SMALL } else { LARGE });
         std::thread::sleep(Duration::from_micros(random(&mut state, 5000)));
         accessor.kill();
@@ -233,7 +268,7 @@ fn an_owner_that_is_stopped_or_killed_anywhere_is_survived() {
     let mut witness = start(&device);
     for round in 0..rounds(25) {
         let (mut accessor, mut owner) = (start(&device), start(&device));
-        let (rkey, addr) = connect(&mut accessor, &mut owner, false);
+        let (rkey, addr) = connect(&mut accessor, &mut owner, Memory::Region);
         settle(&mut accessor, rkey, addr);
         storm(&mut accessor, (rkey, addr), random(&mut state, 1 << 30), if round % 2 == 0 { SMALL } else { LARGE });
         for _ in 0..random(&mut state, 6) {

@@ -31,8 +31,18 @@ pub struct End {
     local: Arc<dyn MemoryRegion>,
     /// What peers reach.
     target: Arc<dyn MemoryRegion>,
-    /// Memory that the process has by itself, if `target` lies there.
-    own: Option<Vec<u64>>,
+    /// Whose memory `target` is.
+    place: Place,
+}
+
+/// Where the target lies.
+enum Place {
+    /// In memory that the NIC allocated with it.
+    Region,
+    /// In memory that the process has by itself.
+    Own { _bytes: Vec<u64> },
+    /// In memory that neighbours map, over which it was registered.
+    Shared(Arc<dyn SharedMemory>),
 }
 
 /// A value whose halves belong together: a word that is torn is none.
@@ -54,20 +64,30 @@ impl End {
         let qp = pd.create_qp(&init).unwrap();
         let local = pd.alloc_mr(BYTES, RIGHTS).unwrap();
         let target = pd.alloc_mr(BYTES, RIGHTS).unwrap();
-        Self { context: context.clone(), pd, cq, qp, local, target, own: None }
+        Self { context: context.clone(), pd, cq, qp, local, target, place: Place::Region }
     }
 
     pub fn answer(&mut self, words: &[&str]) -> String {
         let number = |n: usize| words[n].parse::<u64>().unwrap();
         match words[0] {
             "make" => self.describe(),
+            "region" => {
+                self.target = self.pd.alloc_mr(BYTES, RIGHTS).unwrap();
+                self.place = Place::Region;
+                self.describe()
+            }
             // The process's own memory instead of what the NIC allocated.
             "own" => {
                 let mut own = vec![0u64; BYTES / 8];
                 let at = own.as_mut_ptr().cast::<u8>();
                 // SAFETY: the vector lives as long as the region, and is touched by the region's own calls only.
                 self.target = unsafe { self.pd.reg_mr(at, BYTES, at as u64, RIGHTS) }.unwrap();
-                self.own = Some(own);
+                self.place = Place::Own { _bytes: own };
+                self.describe()
+            }
+            // Memory that neighbours map, as pools have it.
+            "shared" => {
+                self.register_shared();
                 self.describe()
             }
             "connect" => self.connect(number(1) as u32, words[2]),
@@ -102,8 +122,13 @@ impl End {
                 let begun = Instant::now();
                 self.target.destroy().unwrap();
                 let took = begun.elapsed().as_millis();
-                self.own = None;
-                self.target = self.pd.alloc_mr(BYTES, RIGHTS).unwrap();
+                match std::mem::replace(&mut self.place, Place::Region) {
+                    Place::Shared(memory) => {
+                        drop(memory);
+                        self.register_shared();
+                    }
+                    Place::Region | Place::Own { .. } => self.target = self.pd.alloc_mr(BYTES, RIGHTS).unwrap(),
+                }
                 let mut bytes = vec![1; BYTES];
                 self.target.read(0, &mut bytes).unwrap();
                 assert!(bytes.iter().all(|byte| *byte == 0), "a fresh region is not empty");
@@ -134,6 +159,14 @@ impl End {
             "storm" => self.storm(RKey(number(1) as u32), number(2), number(3), number(4) as usize),
             other => panic!("{other}?"),
         }
+    }
+
+    fn register_shared(&mut self) {
+        let memory = self.pd.alloc_shared(BYTES).unwrap();
+        let at = std::ptr::with_exposed_provenance_mut(memory.addr());
+        // SAFETY: the memory is kept beside the region, and nobody has a reference to its bytes.
+        self.target = unsafe { self.pd.reg_mr(at, BYTES, memory.addr() as u64, RIGHTS) }.unwrap();
+        self.place = Place::Shared(memory);
     }
 
     fn describe(&self) -> String {

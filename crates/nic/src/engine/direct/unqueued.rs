@@ -73,7 +73,7 @@ impl Engine {
         // Its fence stands behind the hazard, too.
         let access = accessor.enter();
         let mut host = QpHost { now, side, fabric: &mut nic.fabric, memory: &access, ports: None };
-        let (mut done, mut bytes, mut psns_done, mut lost) = (0, 0, 0, false);
+        let (mut done, mut bytes, mut psns_done, mut executed_requests, mut lost) = (0, 0, 0, 0, false);
         while let Some(local) = next {
             let Some((right, counts)) = needs(&wqe.op) else { break };
             if !terms.access.contains(right) || counts && terms.max_dest_rd_atomic == 0 {
@@ -99,6 +99,7 @@ impl Engine {
                 let outcome = request.execute();
                 if matches!(outcome, Direct::Done | Direct::Failed(_)) {
                     psns_done += psns;
+                    executed_requests += 1;
                     count(&wqe, psns, |counter, n| counters.add_alone(counter, n));
                 }
                 outcome
@@ -113,6 +114,7 @@ impl Engine {
             route.gate().count(route.open.generation, psns_done);
         }
         drop(announced);
+        host.side.direct_requests += executed_requests;
         let changed = host.side.cq_overrun || transport.state() != qp.state();
         if !lost {
             host.side.direct = DirectRoute::Open(route);

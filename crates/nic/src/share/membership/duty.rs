@@ -256,7 +256,9 @@ impl Membership {
 
     /// Tells a tool what this process has.
     fn report(&self, tool: &Descriptor) {
-        let resources = self.core.get().and_then(Weak::upgrade).map(|core| core.resources()).unwrap_or_default();
+        let core = self.core.get().and_then(Weak::upgrade);
+        let mut resources = core.map(|core| core.resources()).unwrap_or_default();
+        resources.same_host = self.same_host();
         let text = survey::Answer::new(resources).encode();
         // A tool that does not take it has gone.
         let _ = link::report(tool, self.slot, &text);
