@@ -72,7 +72,9 @@ pub fn run(options: &Options) -> Outcome {
     }
     if options.fabric {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-tests", "--bin", "fabric_bench", "--"];
-        return process::run(cargo().args(build).args(&options.arguments));
+        // Both ends are in one process; what the fabric costs above verbs is told by packets, unless who measures says otherwise.
+        let path = std::env::var_os("SCALEFABRIC_PATH").unwrap_or_else(|| "wire".into());
+        return process::run(cargo().env("SCALEFABRIC_PATH", path).args(build).args(&options.arguments));
     }
     if options.same_host {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-nic", "--example", "same_host", "--"];

@@ -236,7 +236,9 @@ fn a_capture_of_the_demo_decodes() {
             text.lines().count()
         );
     }
-    let bad: Vec<&str> = text.lines().filter(|line| !line.ends_with("icrc ok")).take(5).collect();
+    // What was not needed is said to be so.
+    let is_good = |line: &&str| line.trim_end_matches(" (same host: executed without this packet)").ends_with("icrc ok");
+    let bad: Vec<&str> = text.lines().filter(|line| !is_good(line)).take(5).collect();
     assert!(bad.is_empty(), "{bad:#?}");
 }
 

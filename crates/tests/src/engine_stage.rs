@@ -2,14 +2,14 @@
 //! traits, as an application would. Only the wire is the script's.
 //!
 //! Each packet that leaves is checked for its ICRC, and each that arrives is made of bytes with a right one.
+//!
+//! With [`EngineStage::same_host`] the nodes of a script are ports of one NIC, two each, whose QPs execute what they ask of one another without packets (D3).
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use scalefabric_nic::port::{Datagram, Port, Sent, Train};
-use scalefabric_nic::{ManualNic, NicConfig, PortChange, PortConfig};
+use scalefabric_nic::{ManualNic, PortChange};
 use scalefabric_transport::{Config, Time};
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, BindMw, CompletionQueue, Context, EventSubject, EventType, FlushLevel,
@@ -25,99 +25,16 @@ use crate::script::Queue;
 use crate::stage::{Done, Packet, Piece, PlainSend, QpSpec, RegionInfo, Stage, Subject, Target};
 use crate::transport_stage::placement;
 
-/// A packet as it arrives: what the IP and UDP headers said, and BTH to ICRC.
-struct Arriving {
-    packet: Packet,
-    ip_id: u16,
-    bytes: Vec<u8>,
-}
+mod line;
+mod nic;
 
-/// Both ends of a port: what arrives and what has left.
-#[derive(Default)]
-struct Line {
-    inbox: VecDeque<Arriving>,
-    outbox: VecDeque<Packet>,
-    groups: Vec<IpAddr>,
-    now: u64,
-    port_num: u8,
-}
-
-/// A port whose other end is the script.
-struct ScriptPort(Arc<Mutex<Line>>);
-
-impl ScriptPort {
-    fn line(&self) -> std::sync::MutexGuard<'_, Line> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Port for ScriptPort {
-    fn receive(&mut self, max: usize, sink: &mut dyn FnMut(&Datagram<'_>)) -> usize {
-        let mut count = 0;
-        while count < max {
-            // The line is not locked while the engine works: it may send.
-            let Some(arriving) = self.line().inbox.pop_front() else { break };
-            let packet = &arriving.packet;
-            sink(&Datagram {
-                src: packet.src.to_ip(),
-                src_port: packet.src_port,
-                dst: packet.dst.to_ip(),
-                traffic_class: packet.traffic_class,
-                hop_limit: packet.hop_limit,
-                flow_label: packet.flow_label,
-                ip_id: arriving.ip_id,
-                bytes: &arriving.bytes,
-            });
-            count += 1;
-        }
-        count
-    }
-
-    fn send(&mut self, train: &Train<'_>) -> Sent {
-        let mut line = self.line();
-        let (src, dst) = (Gid::from_ip(train.src), Gid::from_ip(train.dst));
-        for (id, bytes) in train.bytes.chunks(train.segment.max(1)).enumerate() {
-            let packet = WirePacket::parse(bytes).expect("the engine sends packets that can be read");
-            let icrc = Flow::between(src, dst, train.src_port).icrc(id as u16, &bytes[..bytes.len() - 4]);
-            assert_eq!(packet.icrc, icrc, "the ICRC of a packet that leaves is right");
-            let sent = Packet {
-                headers: packet.headers,
-                payload: packet.payload.to_vec(),
-                src,
-                dst,
-                port_num: line.port_num,
-                src_port: train.src_port,
-                traffic_class: train.traffic_class,
-                hop_limit: train.hop_limit,
-                flow_label: train.flow_label,
-                at: line.now,
-            };
-            line.outbox.push_back(sent);
-        }
-        Sent::Done
-    }
-
-    fn set_time(&mut self, now_ns: u64) {
-        self.line().now = now_ns;
-    }
-
-    fn source_port(&self, _src: IpAddr, flow: u32) -> u16 {
-        0xc000 | (flow as u16 & 0x3fff)
-    }
-
-    fn join(&mut self, group: IpAddr) -> std::io::Result<()> {
-        self.line().groups.push(group);
-        Ok(())
-    }
-
-    fn leave(&mut self, group: IpAddr) -> std::io::Result<()> {
-        self.line().groups.retain(|g| *g != group);
-        Ok(())
-    }
-}
+use line::{Arriving, Line};
+use nic::{OneNic, PORTS, own_nic};
 
 struct Node {
-    nic: ManualNic,
+    nic: Arc<ManualNic>,
+    /// Its first port is the NIC's of this number, less 1.
+    before: u8,
     context: Arc<dyn Context>,
     ports: Vec<Gid>,
     lines: Vec<Arc<Mutex<Line>>>,
@@ -143,6 +60,10 @@ struct Srq {
 /// The stage.
 #[derive(Default)]
 pub struct EngineStage {
+    /// All nodes are on one NIC: that, and its ports.
+    one: Option<OneNic>,
+    /// There, who posts executes; else turns do.
+    at_once: bool,
     now: u64,
     nodes: Vec<Node>,
     regions: Vec<(usize, Arc<dyn MemoryRegion>, RegionInfo)>,
@@ -159,6 +80,17 @@ fn text(error: VerbsError) -> String {
     error.to_string()
 }
 
+/// Attributes whose ports are called otherwise.
+fn moved(attr: &QpAttr, name: impl Fn(u8) -> u8) -> QpAttr {
+    let mut attr = *attr;
+    for port in
+        [&mut attr.port_num, &mut attr.alt_port_num, &mut attr.ah_attr.port_num, &mut attr.alt_ah_attr.port_num]
+    {
+        *port = name(*port);
+    }
+    attr
+}
+
 impl EngineStage {
     fn pd(&mut self, node: usize, pd: u32) -> Result<Arc<dyn ProtectionDomain>, String> {
         let node = &mut self.nodes[node];
@@ -168,6 +100,11 @@ impl EngineStage {
         let made = node.context.alloc_pd().map_err(text)?;
         node.pds.insert(pd, made.clone());
         Ok(made)
+    }
+
+    /// Whether what happens on the one node's NIC happens on the other's.
+    fn is_at(&self, node: usize, other: usize) -> bool {
+        node == other || self.one.is_some()
     }
 
     /// Lets one node work until it has nothing to do, and collects what it sent.
@@ -216,26 +153,23 @@ impl Stage for EngineStage {
         "engine"
     }
 
+    fn executes_by_itself(&self) -> bool {
+        self.one.is_some()
+    }
+
     fn add_node(&mut self, ports: &[Gid], pkeys: &[PKey], config: &Config) -> usize {
         let number = self.nodes.len();
-        let mut lines = Vec::new();
-        let mut boxed: Vec<Box<dyn Port>> = Vec::new();
-        let mut configs = Vec::new();
-        for (index, gid) in ports.iter().enumerate() {
-            let line = Arc::new(Mutex::new(Line { port_num: index as u8 + 1, ..Line::default() }));
-            lines.push(line.clone());
-            boxed.push(Box::new(ScriptPort(line)));
-            let mut port = PortConfig::new(format!("n{number}p{}", index + 1), vec![*gid]);
-            port.pkeys = pkeys.to_vec();
-            configs.push(port);
-        }
-        let mut nic = NicConfig::new(format!("node{number}"), configs);
-        nic.transport = *config;
-        let nic = ManualNic::new(nic, boxed, number as u64 + 1).expect("the configuration of a script's node is legal");
+        let (nic, lines, before) = match &self.one {
+            None => {
+                let (nic, lines) = own_nic(number, ports, pkeys, config);
+                (nic, lines, 0)
+            }
+            Some(_) => self.own_ports(number, ports, pkeys, config),
+        };
         let context = nic.context();
         let xrcd = context.open_xrcd().expect("a new device has an XRC domain");
         let ports = ports.to_vec();
-        self.nodes.push(Node { nic, context, ports, lines, pds: BTreeMap::new(), xrcd, deadline: None });
+        self.nodes.push(Node { nic, before, context, ports, lines, pds: BTreeMap::new(), xrcd, deadline: None });
         number
     }
 
@@ -326,11 +260,13 @@ impl Stage for EngineStage {
     }
 
     fn modify(&mut self, qp: usize, attr: &QpAttr, mask: QpAttrMask) -> Result<(), VerbsError> {
-        self.qps[qp].qp.modify(attr, mask)
+        let before = self.nodes[self.qps[qp].node].before;
+        self.qps[qp].qp.modify(&moved(attr, |port| if port == 0 { 0 } else { port + before }), mask)
     }
 
     fn query(&self, qp: usize) -> QpAttr {
-        self.qps[qp].qp.query().expect("a QP that is not destroyed can be queried").0
+        let attr = self.qps[qp].qp.query().expect("a QP that is not destroyed can be queried").0;
+        moved(&attr, |port| port.saturating_sub(self.nodes[self.qps[qp].node].before))
     }
 
     fn destroy(&mut self, qp: usize) -> Result<(), String> {
@@ -359,7 +295,8 @@ impl Stage for EngineStage {
         let handle: Option<(Arc<dyn AddressHandle>, Qpn, QKey)> = match wr.ud {
             None => None,
             Some((dgid, qpn, qkey)) => {
-                let av = AddressVector { dgid, ..AddressVector::default() };
+                let port_num = self.nodes[node].before + 1;
+                let av = AddressVector { dgid, port_num, ..AddressVector::default() };
                 Some((self.pd(node, pd)?.create_ah(&av).map_err(text)?, qpn, QKey(qkey)))
             }
         };
@@ -479,13 +416,15 @@ impl Stage for EngineStage {
             while let Ok(Some(event)) = node.context.get_async_event(Some(Duration::ZERO)) {
                 let subject = match event.subject {
                     EventSubject::QueuePair(qpn) => {
-                        let qp = self.qps.iter().position(|q| q.node == number && q.qp.qp_num() == qpn);
+                        let qp = self.qps.iter().position(|q| self.is_at(q.node, number) && q.qp.qp_num() == qpn);
                         qp.map_or(Subject::Node(number), Subject::Qp)
                     }
                     EventSubject::SharedReceiveQueue(srqn) => {
-                        let srq = self.srqs.iter().position(|s| s.node == number && s.srq.srq_num() == srqn);
+                        let srq = self.srqs.iter().position(|s| self.is_at(s.node, number) && s.srq.srq_num() == srqn);
                         srq.map_or(Subject::Node(number), Subject::Srq)
                     }
+                    // On one NIC all nodes hear with one ear.
+                    EventSubject::Port(port) if self.one.is_some() => Subject::Node(usize::from((port - 1) / PORTS)),
                     EventSubject::CompletionQueue(_) | EventSubject::Port(_) | EventSubject::Device => {
                         Subject::Node(number)
                     }
@@ -499,7 +438,7 @@ impl Stage for EngineStage {
     fn counter(&self, node: usize, label: &str) -> u64 {
         let node = &self.nodes[node];
         let of = |port: usize| {
-            let counters = node.nic.counters(port as u8 + 1);
+            let counters = node.nic.counters(node.before + port as u8 + 1);
             counters.all().filter(|(name, _)| *name == label).map(|(_, value)| value).sum::<u64>()
         };
         (0..node.ports.len()).map(of).sum()
@@ -507,7 +446,8 @@ impl Stage for EngineStage {
 
     fn set_pkey(&mut self, node: usize, port: u8, index: u16, value: PKey) {
         let change = PortChange::SetPKey { index, pkey: value };
-        self.nodes[node].nic.change_port(port, change).expect("the script's P_Key has a place");
+        let Node { nic, before, .. } = &self.nodes[node];
+        nic.change_port(before + port, change).expect("the script's P_Key has a place");
     }
 
     fn change_port(&mut self, node: usize, port: u8, change: &str) -> Result<(), String> {
@@ -519,7 +459,8 @@ impl Stage for EngineStage {
             "add_gid" => PortChange::AddGid { gid, index: None },
             _ => return Err(format!("{change}: write down, up, remove_gid or add_gid")),
         };
-        self.nodes[node].nic.change_port(port, change).map_err(text)
+        let Node { nic, before, .. } = &self.nodes[node];
+        nic.change_port(before + port, change).map_err(text)
     }
 
     fn fail(&mut self, _qp: usize, _status: WcStatus) -> Result<(), String> {

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// After this, something has not happened and will not.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The device of this process: addresses of its own, so that tests of other processes do not meet it.
+/// The device of this process: with addresses of its own and not shared, so that tests of other processes, which call theirs by the same name, do not meet it.
 pub fn provider() -> Arc<SoftwareProvider> {
     static PROVIDER: OnceLock<Arc<SoftwareProvider>> = OnceLock::new();
     PROVIDER.get_or_init(|| provider_with(None)).clone()
@@ -41,22 +41,26 @@ pub fn provider_of_two() -> Arc<SoftwareProvider> {
         ..DeviceOptions::default()
     };
     let devices = vec![device(0), device(1)];
-    Arc::new(SoftwareProvider::new(Options { devices, automatic: false, ..Options::default() }))
+    Arc::new(SoftwareProvider::new(Options { devices, automatic: false, share: false, path: path(), ..Options::default() }))
 }
 
 /// A device of this name with one port, beside all others of this process. `n`: 1 or 2.
 pub fn provider_named(name: &str, n: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let device = DeviceOptions { name: name.to_owned(), ports: vec![port(3, n)], ..DeviceOptions::default() };
-    Arc::new(SoftwareProvider::new(Options { devices: vec![device], automatic: false, faults, ..Options::default() }))
+    let options = Options { devices: vec![device], automatic: false, share: false, faults, path: path(), ..Options::default() };
+    Arc::new(SoftwareProvider::new(options))
 }
 
 fn make(number: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let name = if number == 0 { "pair".to_owned() } else { format!("pair{number}") };
     let device = DeviceOptions { name, ports: vec![port(number, 1), port(number, 2)], ..DeviceOptions::default() };
-    // Whoever wants to see the same on the other path says so: SCALEFABRIC_PATH=auto.
-    let path = std::env::var("SCALEFABRIC_PATH").ok().and_then(|name| RequestPath::named(&name)).unwrap_or_default();
-    let options = Options { devices: vec![device], automatic: false, faults, path, ..Options::default() };
+    let options = Options { devices: vec![device], automatic: false, share: false, faults, path: path(), ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
+}
+
+/// The way of the requests of these devices: that of everybody, unless `SCALEFABRIC_PATH` says otherwise, by which the same tests are seen on the other one.
+fn path() -> RequestPath {
+    std::env::var("SCALEFABRIC_PATH").ok().and_then(|name| RequestPath::named(&name)).unwrap_or_default()
 }
 
 /// A port with an address of this process's own. `number`: 0 to 3; `n`: 1 to 3.

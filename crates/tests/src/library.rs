@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use scalefabric_verbs::OpKind;
+
 use crate::engine_stage::EngineStage;
 use crate::runner::{Evidence, Failure, play};
-use crate::script::Script;
+use crate::script::{Fate, Script, Statement};
 use crate::script::parse::parse;
 use crate::stage::Stage;
 use crate::transport_stage::TransportStage;
@@ -86,6 +88,29 @@ pub fn scripts() -> Result<Vec<Entry>, String> {
         return Err(format!("two scripts are called {}", pair[0].name));
     }
     Ok(entries)
+}
+
+/// Whether a script asks for something that a requester can execute by itself, and leaves the packets alone: then it has to be true on the same-host path, too.
+pub fn is_for_same_host(script: &Script) -> bool {
+    let mut asks = false;
+    for (_, statement) in &script.statements {
+        match statement {
+            Statement::Packet { fate, .. } if *fate != Fate::default() => return false,
+            Statement::Inject { .. }
+            | Statement::Ghost { .. }
+            | Statement::Batch { .. }
+            | Statement::Gone { .. }
+            | Statement::Fail { .. } => return false,
+            Statement::Post { kind, .. } => asks |= is_one_sided(*kind),
+            _ => {}
+        }
+    }
+    asks && script.on_engine
+}
+
+const fn is_one_sided(kind: OpKind) -> bool {
+    use OpKind::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, Write};
+    matches!(kind, Write | Read | CompareSwap | FetchAdd | AtomicWrite | Flush)
 }
 
 /// Plays one script on one stage.

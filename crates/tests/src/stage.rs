@@ -139,6 +139,11 @@ pub trait Stage {
     fn judges_errno_only(&self) -> bool {
         false
     }
+    /// Requests to its own host are executed without packets, where that is possible: a packet of a script that is not there was not needed, and PSNs are those of the
+    /// packets that there were.
+    fn executes_by_itself(&self) -> bool {
+        false
+    }
     /// The node has our counters.
     fn counts(&self, _node: usize) -> bool {
         true

@@ -2,7 +2,8 @@
 //! proved.
 
 use scalefabric_tests::capabilities;
-use scalefabric_tests::library::{StageName, play_on, scripts};
+use scalefabric_tests::engine_stage::EngineStage;
+use scalefabric_tests::library::{StageName, is_for_same_host, play_on, scripts};
 use scalefabric_tests::runner::play;
 use scalefabric_tests::script::parse::parse;
 
@@ -35,6 +36,29 @@ fn every_script_is_true_on_the_transport() {
 #[test]
 fn every_script_is_true_on_the_engine() {
     play_all(StageName::Engine);
+}
+
+/// What an application sees there is what it sees on the wire: the same scripts, which only find that packets were not needed.
+#[test]
+fn every_script_that_leaves_packets_alone_is_true_on_the_same_host() {
+    let only = std::env::var("DIALOGUE").ok();
+    let entries = scripts().unwrap_or_else(|error| panic!("{error}"));
+    let (mut executing, mut reports) = (0, String::new());
+    for at_once in [false, true] {
+        for entry in entries.iter().filter(|entry| is_for_same_host(&entry.script)) {
+            if only.as_ref().is_some_and(|only| !entry.name.contains(only.as_str())) {
+                continue;
+            }
+            let mut stage = EngineStage::same_host(at_once);
+            if let Err(failure) = play(&entry.script, &mut stage) {
+                let stage = if at_once { "same host (at once)" } else { "same host" };
+                reports += &failure.report(&entry.name, stage, &entry.text);
+            }
+            executing += u32::from(stage.direct_requests() > 0);
+        }
+    }
+    assert!(reports.is_empty(), "\n{reports}");
+    assert!(only.is_some() || executing >= 30, "requests were executed in {executing} plays only");
 }
 
 #[test]

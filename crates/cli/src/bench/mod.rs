@@ -57,7 +57,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     if options.yardstick {
         return yardstick::run(Duration::from_millis(options.ms));
     }
-    let provider = software::provider(&SoftwareOptions::default())?;
+    // Both ends are in this process, and what is measured is packets.
+    let provider = software::provider(&SoftwareOptions { path: Some("wire".into()), ..SoftwareOptions::default() })?;
     let device = software::choose(provider.as_ref(), options.device.as_deref(), "lo")?;
     let context = provider.open(&device).during(|| format!("open device {device}"))?;
     let side = Side::new(context, 1, None, REGION, 14)?;

@@ -47,7 +47,13 @@ fn a_pause_is_too_long(a: &mut Child, b: &mut Child) {
 #[test]
 fn a_stopped_target_of_the_same_device_is_waited_for_as_the_attributes_say() {
     let device = Device::new("stop", 93);
-    let (mut a, mut b) = (Child::start(&device), Child::start(&device));
+    // By packets: without them a target that is stopped is written to all the same (direct.rs).
+    let start = || {
+        Child::start_with(&device, |command| {
+            command.env("SCALEFABRIC_PATH", "wire");
+        })
+    };
+    let (mut a, mut b) = (start(), start());
     a.ask("open");
     b.ask("open");
     a_pause_is_survived(&mut a, &mut b);

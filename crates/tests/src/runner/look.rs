@@ -134,6 +134,15 @@ impl Runner<'_> {
             runner.pending.iter().position(|(n, p)| *n == node && runner.receiver(p).as_deref() == Some(to))
         };
         self.wait_until(|runner| is_it(runner).is_some());
+        let mut fields = fields.to_vec();
+        if self.stage.executes_by_itself() {
+            let is_sent = is_it(self).is_some_and(|place| self.pending[place].1.headers.bth.opcode == opcode);
+            if !is_sent {
+                self.say(format!("{from} -> {to}: {} was not needed", opcode.info().name));
+                return Ok(());
+            }
+            fields.retain(|field| !matches!(field, Field::Psn(_) | Field::Msn(_)));
+        }
         let Some(place) = is_it(self) else {
             let mut text = format!("{from} sends nothing to {to}");
             if !self.pending.is_empty() {
@@ -145,7 +154,7 @@ impl Runner<'_> {
             return Err(text);
         };
         let packet = self.pending[place].1.clone();
-        let mut differences = self.differences(&packet, opcode, fields)?;
+        let mut differences = self.differences(&packet, opcode, &fields)?;
         if let Some(at) = at.filter(|at| *at != packet.at && self.stage.counts(node)) {
             let _ = write!(differences, "\n    time: expected {at} ns, found {} ns", packet.at);
         }

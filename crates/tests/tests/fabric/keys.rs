@@ -162,7 +162,10 @@ fn made_anew_under_load(by_windows: bool) {
     assert_eq!(theirs.report().old_registrations, 0);
     assert_eq!(pair.server.last_rotation().0, 50);
     // The same bytes under a key of their own each time; only the last opens them.
-    assert!(keys.windows(2).all(|two| two[0].addr == two[1].addr && two[0].rkey != two[1].rkey));
+    for (number, two) in (1..).zip(keys.windows(2)) {
+        assert!(two[0].addr == two[1].addr, "other bytes after rotation {number}");
+        assert!(two[0].rkey != two[1].rkey, "the same key after rotation {number}");
+    }
     let (last, old) = keys.split_last().unwrap();
     let raw = |range| client.execute(Operation::read(&piece(&local, 0, 64), range)).unwrap();
     assert!(raw(*last).is_done());

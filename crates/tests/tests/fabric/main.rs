@@ -9,5 +9,6 @@ mod keys;
 mod load;
 mod loss;
 mod orders;
+mod paths;
 mod ports;
 mod rails;
