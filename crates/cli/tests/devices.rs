@@ -30,6 +30,30 @@ fn the_loopback_device_is_shown_as_ibv_devinfo_would() {
 }
 
 #[test]
+fn the_way_to_this_host_is_told_with_its_reason() {
+    let way = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sfab"));
+        command.args(["devices", "--device", "sflo", "--json"]).args(arguments).env("SCALEFABRIC_PATH", "auto");
+        command.envs(variables.iter().copied());
+        let output = command.env_remove("SCALEFABRIC_CONFIG").output().expect("sfab starts");
+        let devices: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        devices[0]["same_host"].clone()
+    };
+    assert_eq!(way(&[], &[])["path"], "direct");
+    let reasons = [
+        (("SCALEFABRIC_PATH", "wire"), "path is \"wire\""),
+        (("SCALEFABRIC_FAULTS", "drop=1%"), "faults"),
+        (("SCALEFABRIC_PERSONALITY", "connectx-5"), "personality"),
+    ];
+    for (variable, reason) in reasons {
+        let told = way(&[variable], &[]);
+        assert!(told["path"] == "wire" && told["because"].as_str().expect("a reason").contains(reason), "{told}");
+    }
+    assert_eq!(way(&[], &["--personality", "connectx-6"])["path"], "wire");
+    assert!(text(&["devices", "--device", "sflo"]).contains("same_host:"));
+}
+
+#[test]
 fn the_gid_of_the_loopback_is_its_address() {
     let gids = json(&["gids", "--device", "sflo", "--json"]);
     let entries = gids.as_array().expect("a list");

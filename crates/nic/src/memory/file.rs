@@ -252,15 +252,7 @@ impl OwnFile {
     /// that what it says of this one is of this one.
     pub(super) fn map_apart(&self, bytes: usize) -> Option<(usize, *mut u8)> {
         let (window, mut heap) = self.heap()?;
-        let taken = bytes.checked_add(HUGE_PAGE)?;
-        let start = heap.free.take(taken)?;
-        let offset = start.next_multiple_of(HUGE_PAGE);
-        let end = offset + bytes + PAGE;
-        for (from, to) in [(start, offset), (end, start + taken)] {
-            if to > from {
-                heap.free.give_back(from, to - from);
-            }
-        }
+        let offset = heap.free.take_aligned(bytes.checked_add(PAGE)?, HUGE_PAGE)?;
         if !window.fill(&self.fd, offset, bytes) {
             heap.free.give_back(offset, bytes + PAGE);
             return None;

@@ -25,6 +25,23 @@ impl Ranges {
         Some(offset)
     }
 
+    /// The first place at a multiple of `align` with so much room.
+    pub fn take_aligned(&mut self, length: usize, align: usize) -> Option<usize> {
+        let place = |start: usize, size: usize| {
+            let at = start.checked_next_multiple_of(align)?;
+            (at.checked_add(length)? <= start + size).then_some(at)
+        };
+        let (start, size, at) =
+            self.free.iter().find_map(|(&start, &size)| Some((start, size, place(start, size)?)))?;
+        self.free.remove(&start);
+        for (from, to) in [(start, at), (at + length, start + size)] {
+            if to > from {
+                self.free.insert(from, to - from);
+            }
+        }
+        Some(at)
+    }
+
     /// Takes a range back.
     pub fn give_back(&mut self, offset: usize, length: usize) {
         let (mut start, mut end) = (offset, offset + length);
@@ -49,6 +66,15 @@ impl Ranges {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_aligned_place_leaves_what_lies_before_and_behind_it() {
+        let mut ranges = Ranges::new(100);
+        assert_eq!((ranges.take(3), ranges.take_aligned(20, 16), ranges.take_aligned(20, 16)), (Some(0), Some(16), Some(48)));
+        assert_eq!((ranges.take(13), ranges.take(12), ranges.take_aligned(64, 16)), (Some(3), Some(36), None));
+        ranges.give_back(16, 20);
+        assert_eq!(ranges.take_aligned(20, 16), Some(16), "the hole is as good as new");
+    }
 
     #[test]
     fn neighbours_join_in_any_order() {
