@@ -237,7 +237,8 @@ fn a_capture_of_the_demo_decodes() {
         );
     }
     // What was not needed is said to be so.
-    let is_good = |line: &&str| line.trim_end_matches(" (same host: executed without this packet)").ends_with("icrc ok");
+    let is_good =
+        |line: &&str| line.trim_end_matches(" (same host: executed without this packet)").ends_with("icrc ok");
     let bad: Vec<&str> = text.lines().filter(|line| !is_good(line)).take(5).collect();
     assert!(bad.is_empty(), "{bad:#?}");
 }

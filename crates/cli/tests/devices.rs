@@ -33,8 +33,7 @@ fn the_loopback_device_is_shown_as_ibv_devinfo_would() {
 fn the_way_to_this_host_is_told_with_its_reason() {
     let way = |variables: &[(&str, &str)], arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sfab"));
-        command.args(["devices", "--device", "sflo", "--json"]).args(arguments).env("SCALEFABRIC_PATH", "auto");
-        command.envs(variables.iter().copied());
+        command.args(["devices", "--device", "sflo", "--json"]).args(arguments).envs(variables.iter().copied());
         let output = command.env_remove("SCALEFABRIC_CONFIG").output().expect("sfab starts");
         let devices: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         devices[0]["same_host"].clone()

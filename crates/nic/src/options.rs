@@ -9,7 +9,7 @@
 //! faults = "drop=1%,seed=7"
 //! capture = "/tmp/rdma.pcapng"    # {pid} becomes the process's number
 //! personality = "connectx-5"      # look like another NIC
-//! path = "auto"                   # "wire": packets also between processes of this host
+//! path = "wire"                   # packets also between processes of this host; default "auto"
 //! polling = "spin=20us"           # see polling.rs
 //!
 //! [congestion]                    # see congestion.rs
@@ -66,9 +66,9 @@ pub struct DeviceOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RequestPath {
     /// One-sided ones are executed by the requester itself on the memory of its peer, where that is possible; the rest are packets.
+    #[default]
     Auto,
     /// All are packets, as to another host.
-    #[default]
     Wire,
 }
 
@@ -114,7 +114,7 @@ pub struct Options {
     pub personality: Option<&'static Personality>,
     /// Congestion control. Default none.
     pub congestion: Congestion,
-    /// Which way requests to QPs of the same host go. Default `Wire`. Faults, a capture, a personality, and the lack of a worker are reasons for packets, too.
+    /// Which way requests to QPs of the same host go. Default `Auto`. Faults, a personality and the lack of a worker are reasons for packets, too.
     pub path: RequestPath,
     /// How whoever waits passes the time. Default: it spins for 20 µs, then sleeps.
     pub polling: Polling,

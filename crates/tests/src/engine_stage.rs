@@ -83,8 +83,7 @@ fn text(error: VerbsError) -> String {
 /// Attributes whose ports are called otherwise.
 fn moved(attr: &QpAttr, name: impl Fn(u8) -> u8) -> QpAttr {
     let mut attr = *attr;
-    for port in
-        [&mut attr.port_num, &mut attr.alt_port_num, &mut attr.ah_attr.port_num, &mut attr.alt_ah_attr.port_num]
+    for port in [&mut attr.port_num, &mut attr.alt_port_num, &mut attr.ah_attr.port_num, &mut attr.alt_ah_attr.port_num]
     {
         *port = name(*port);
     }

@@ -41,20 +41,28 @@ pub fn provider_of_two() -> Arc<SoftwareProvider> {
         ..DeviceOptions::default()
     };
     let devices = vec![device(0), device(1)];
-    Arc::new(SoftwareProvider::new(Options { devices, automatic: false, share: false, path: path(), ..Options::default() }))
+    Arc::new(SoftwareProvider::new(Options {
+        devices,
+        automatic: false,
+        share: false,
+        path: path(),
+        ..Options::default()
+    }))
 }
 
 /// A device of this name with one port, beside all others of this process. `n`: 1 or 2.
 pub fn provider_named(name: &str, n: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let device = DeviceOptions { name: name.to_owned(), ports: vec![port(3, n)], ..DeviceOptions::default() };
-    let options = Options { devices: vec![device], automatic: false, share: false, faults, path: path(), ..Options::default() };
+    let options =
+        Options { devices: vec![device], automatic: false, share: false, faults, path: path(), ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
 }
 
 fn make(number: u8, faults: Option<FaultSpec>) -> Arc<SoftwareProvider> {
     let name = if number == 0 { "pair".to_owned() } else { format!("pair{number}") };
     let device = DeviceOptions { name, ports: vec![port(number, 1), port(number, 2)], ..DeviceOptions::default() };
-    let options = Options { devices: vec![device], automatic: false, share: false, faults, path: path(), ..Options::default() };
+    let options =
+        Options { devices: vec![device], automatic: false, share: false, faults, path: path(), ..Options::default() };
     Arc::new(SoftwareProvider::new(options))
 }
 

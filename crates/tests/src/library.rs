@@ -6,8 +6,8 @@ use scalefabric_verbs::OpKind;
 
 use crate::engine_stage::EngineStage;
 use crate::runner::{Evidence, Failure, play};
-use crate::script::{Fate, Script, Statement};
 use crate::script::parse::parse;
+use crate::script::{Fate, Script, Statement};
 use crate::stage::Stage;
 use crate::transport_stage::TransportStage;
 

@@ -207,12 +207,19 @@ fn neighbours_map_the_pool_of_a_software_nic_and_no_other() {
     let arena = report(&shared);
     println!("{arena}");
     assert_eq!(arena.shared, Ok(()), "{arena}");
-    assert_eq!(arena.refused.len(), usize::from(arena.pages == PageKind::Plain), "a better kind has its reason: {arena}");
+    assert_eq!(
+        arena.refused.len(),
+        usize::from(arena.pages == PageKind::Plain),
+        "a better kind has its reason: {arena}"
+    );
     assert!(arena.pages == PageKind::Plain || arena.huge_bytes > 0);
     let buffer = shared.alloc(3 * MIB).unwrap();
     mark(&buffer, 5);
     let told = |pool: &Pool| report(pool).shared.expect_err("it is private");
-    assert!(told(&software_pool("sfpool", RequestPath::Auto, PoolConfig { shared: false, ..ordinary.clone() })).contains("PoolConfig"));
+    assert!(
+        told(&software_pool("sfpool", RequestPath::Auto, PoolConfig { shared: false, ..ordinary.clone() }))
+            .contains("PoolConfig")
+    );
     assert!(told(&software_pool("sfpoolw", RequestPath::Wire, ordinary.clone())).contains("wire path"));
     if let Some((_, pool)) = pool(ordinary) {
         assert!(told(&pool).contains("does not have"), "{}", told(&pool));

@@ -243,7 +243,8 @@ fn map(
     let mut why_private = "reserved pages are this process's own".to_owned();
     let mut found = attempt(&reserved, config, &mut refused, private);
     if found.is_none() && !ordinary.is_empty() {
-        let first = if config.shared { map_shared(length, pds, home) } else { Err("PoolConfig::shared is false".into()) };
+        let first =
+            if config.shared { map_shared(length, pds, home) } else { Err("PoolConfig::shared is false".into()) };
         match first {
             Ok(first) => {
                 let mut first = Some(first);
@@ -288,7 +289,13 @@ fn map_shared(length: usize, pds: &[Arc<dyn ProtectionDomain>], home: Home) -> R
     for pd in pds {
         match pd.alloc_shared(length) {
             Ok(memory) => {
-                return Ok(Mapping { at: memory.addr(), length: memory.length(), home, shared: Some(memory), bound: false });
+                return Ok(Mapping {
+                    at: memory.addr(),
+                    length: memory.length(),
+                    home,
+                    shared: Some(memory),
+                    bound: false,
+                });
             }
             Err(error) => why = error.message,
         }
@@ -312,11 +319,7 @@ fn map_private(kind: PageKind, length: usize, home: Home) -> Result<Mapping, Str
 }
 
 fn reason(kind: PageKind, length: usize, error: &std::io::Error) -> String {
-    if kind.is_reserved() {
-        format!("{} ({error})", pages::why_no_huge_pages(kind, length))
-    } else {
-        error.to_string()
-    }
+    if kind.is_reserved() { format!("{} ({error})", pages::why_no_huge_pages(kind, length)) } else { error.to_string() }
 }
 
 /// Makes a new mapping what it shall be, with all its pages; errors say why these pages are not to be had.

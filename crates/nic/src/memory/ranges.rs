@@ -70,7 +70,10 @@ mod tests {
     #[test]
     fn an_aligned_place_leaves_what_lies_before_and_behind_it() {
         let mut ranges = Ranges::new(100);
-        assert_eq!((ranges.take(3), ranges.take_aligned(20, 16), ranges.take_aligned(20, 16)), (Some(0), Some(16), Some(48)));
+        assert_eq!(
+            (ranges.take(3), ranges.take_aligned(20, 16), ranges.take_aligned(20, 16)),
+            (Some(0), Some(16), Some(48))
+        );
         assert_eq!((ranges.take(13), ranges.take(12), ranges.take_aligned(64, 16)), (Some(3), Some(36), None));
         ranges.give_back(16, 20);
         assert_eq!(ranges.take_aligned(20, 16), Some(16), "the hole is as good as new");

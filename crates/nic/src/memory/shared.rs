@@ -30,7 +30,8 @@ impl SharedPages {
         };
         let bytes = length.max(1).checked_next_multiple_of(PAGE);
         let Some((bytes, (offset, at))) = bytes.and_then(|bytes| Some((bytes, file.map_apart(bytes)?))) else {
-            let message = format!("no {length} bytes of address space that neighbours map; check ulimit -v and ulimit -f");
+            let message =
+                format!("no {length} bytes of address space that neighbours map; check ulimit -v and ulimit -f");
             return Err(VerbsError::environment(Errno::ENOMEM, message));
         };
         Ok(Self { home: Home::here(), file: file.clone(), offset, bytes, at: at.expose_provenance() })

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, DeviceMemory, Errno, MemoryRegion, MemoryWindow, MrAdvice, MwType,
-    OdpFlags, ProtectionDomain, QpInit, QueuePair, Sge, SharedMemory, SharedReceiveQueue, SrqInit, VerbsError, WorkCompletion,
+    OdpFlags, ProtectionDomain, QpInit, QueuePair, Sge, SharedMemory, SharedReceiveQueue, SrqInit, VerbsError,
+    WorkCompletion,
 };
 
 use super::address_handle::{AhObject, answer};

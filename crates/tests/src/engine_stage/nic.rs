@@ -6,7 +6,6 @@ use std::time::Duration;
 use scalefabric_nic::port::Port;
 use scalefabric_nic::{ManualNic, NicConfig, PortChange, PortConfig};
 use scalefabric_transport::{Config, Counter};
-use scalefabric_verbs::Context as _;
 use scalefabric_wire::{Gid, PKey};
 
 use super::EngineStage;
