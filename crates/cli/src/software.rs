@@ -199,6 +199,11 @@ fn way(report: &SameHostReport) -> Value {
     json!({ "path": path, "because": report.packets_because, "neighbours": neighbours.collect::<Value>() })
 }
 
+/// By which sockets a port, from 1, sends and receives; `None`: a device that is not ours.
+pub fn sockets(context: &dyn Context, port_num: u8) -> Option<&'static str> {
+    context.as_any().downcast_ref::<SoftwareContext>()?.sockets(port_num).ok()
+}
+
 /// The named device, or the one on a network interface.
 pub fn choose(provider: &dyn Provider, name: Option<&str>, interface: &str) -> Result<String, Failure> {
     if let Some(name) = name {

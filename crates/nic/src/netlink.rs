@@ -1,5 +1,5 @@
 //! What the kernel says about network interfaces: a dump of links and addresses, and a descriptor that becomes readable
-//! when one of them changes (rtnetlink, RFC 3549). Read-only: nothing here changes an interface.
+//! when one of them changes (rtnetlink, RFC 3549); and, in [`neighbour`], routes and neighbours. Nothing here changes an interface.
 //!
 //! Messages are parsed from bytes by hand, with checked lengths: the few attributes that matter here do not need a
 //! library.
@@ -8,6 +8,8 @@ use crate::process::Descriptor;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, RawFd};
+
+pub(crate) mod neighbour;
 
 /// A network interface with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,17 +226,19 @@ fn receive(fd: RawFd, buffer: &mut [u8], flags: i32) -> io::Result<usize> {
     }
 }
 
+fn send(fd: RawFd, bytes: &[u8]) -> io::Result<()> {
+    // SAFETY: the bytes are readable for their length.
+    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Asks for a dump and gives each message of it to `each`.
 fn dump(fd: &Descriptor, request: u16, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
     let mut message_bytes = [0u8; 32];
     message_bytes[0..4].copy_from_slice(&32u32.to_ne_bytes());
     message_bytes[4..6].copy_from_slice(&request.to_ne_bytes());
     message_bytes[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    // SAFETY: the bytes are readable for their length.
-    let sent = unsafe { libc::send(fd.as_raw_fd(), message_bytes.as_ptr().cast(), message_bytes.len(), 0) };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    send(fd.as_raw_fd(), &message_bytes)?;
     let mut buffer = vec![0u8; 32 << 10];
     loop {
         let n = receive(fd.as_raw_fd(), &mut buffer, 0)?;

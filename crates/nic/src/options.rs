@@ -11,6 +11,7 @@
 //! personality = "connectx-5"      # look like another NIC
 //! path = "wire"                   # packets also between processes of this host; default "auto"
 //! polling = "spin=20us"           # see polling.rs
+//! sockets = "udp"                 # "xdp": ports send and receive by AF_XDP, too
 //!
 //! [congestion]                    # see congestion.rs
 //! algorithm = "dcqcn"
@@ -60,6 +61,33 @@ pub struct DeviceOptions {
     pub congestion: Option<CongestionTable>,
     /// How whoever waits on this device passes the time; what it does not say is as for all devices.
     pub polling: Option<String>,
+    /// Sockets of its ports; if it does not say, those of all devices.
+    pub sockets: Option<SocketKind>,
+}
+
+/// Which sockets a port sends and receives by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketKind {
+    /// UDP sockets.
+    #[default]
+    Udp,
+    /// AF_XDP sockets beside them ([`crate::port::xdp`]). A device on which that cannot be is not opened.
+    Xdp,
+    /// AF_XDP sockets where they can be, else UDP sockets alone; [`crate::provider::SoftwareContext::problems`] says why.
+    XdpOrUdp,
+}
+
+impl SocketKind {
+    /// `udp`, `xdp` or `xdp-or-udp`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "udp" => Some(Self::Udp),
+            "xdp" => Some(Self::Xdp),
+            "xdp-or-udp" => Some(Self::XdpOrUdp),
+            _ => None,
+        }
+    }
 }
 
 /// Which way requests to QPs of the same host go.
@@ -118,6 +146,8 @@ pub struct Options {
     pub path: RequestPath,
     /// How whoever waits passes the time. Default: it spins for 20 µs, then sleeps.
     pub polling: Polling,
+    /// Which sockets ports send and receive by. Default `Udp`. The others need root or CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+    pub sockets: SocketKind,
     /// Whether a thread makes progress when nobody calls the library. Default true. False: the process is deaf while it
     /// does not poll.
     pub worker: bool,
@@ -140,6 +170,7 @@ impl Default for Options {
             congestion: Congestion::default(),
             path: RequestPath::default(),
             polling: Polling::default(),
+            sockets: SocketKind::default(),
             worker: true,
         }
     }
@@ -163,6 +194,7 @@ struct File {
     congestion: Option<CongestionTable>,
     path: Option<String>,
     polling: Option<String>,
+    sockets: Option<SocketKind>,
     worker: Option<bool>,
 }
 
@@ -172,7 +204,7 @@ fn wrong(message: String) -> VerbsError {
 
 impl Options {
     /// Defaults, then the file named by `SCALEFABRIC_CONFIG`, then `SCALEFABRIC_FAULTS`, `SCALEFABRIC_CAPTURE`, `SCALEFABRIC_PERSONALITY`,
-    /// `SCALEFABRIC_PATH`, `SCALEFABRIC_POLLING`, `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
+    /// `SCALEFABRIC_PATH`, `SCALEFABRIC_POLLING`, `SCALEFABRIC_SOCKETS`, `SCALEFABRIC_DEVICE`, `SCALEFABRIC_CONGESTION` (name of an algorithm) and `SCALEFABRIC_SHARE` (0 or 1).
     pub fn from_environment() -> Result<Self, VerbsError> {
         let mut options = Self::default();
         if let Some(path) = std::env::var_os("SCALEFABRIC_CONFIG") {
@@ -206,6 +238,9 @@ impl Options {
         if let Ok(text) = std::env::var("SCALEFABRIC_POLLING") {
             options.set_polling(&text, "SCALEFABRIC_POLLING")?;
         }
+        if let Ok(name) = std::env::var("SCALEFABRIC_SOCKETS") {
+            options.set_sockets(&name, "SCALEFABRIC_SOCKETS")?;
+        }
         Ok(options)
     }
 
@@ -223,6 +258,14 @@ impl Options {
                 *own = format!("{own},{text}");
             }
         }
+        Ok(())
+    }
+
+    /// For all devices, as with polling.
+    fn set_sockets(&mut self, name: &str, origin: &str) -> Result<(), VerbsError> {
+        self.sockets = SocketKind::named(name)
+            .ok_or_else(|| wrong(format!("{origin} is {name:?}: it may be \"udp\", \"xdp\" or \"xdp-or-udp\"")))?;
+        self.devices.iter_mut().for_each(|device| device.sockets = None);
         Ok(())
     }
 
@@ -287,6 +330,7 @@ impl Options {
         self.source_ports = file.source_ports.unwrap_or(self.source_ports);
         self.gso = file.gso.unwrap_or(self.gso);
         self.solve_ip_ids = file.solve_ip_ids.unwrap_or(self.solve_ip_ids);
+        self.sockets = file.sockets.unwrap_or(self.sockets);
         self.worker = file.worker.unwrap_or(self.worker);
         self.capture = file.capture.or(self.capture.take());
         if let Some(name) = &file.personality {
@@ -315,6 +359,11 @@ impl Options {
     /// How whoever waits on a device of this name passes the time.
     pub fn polling(&self, device: &str) -> Result<Polling, VerbsError> {
         self.devices.iter().find(|options| options.name == device).map_or(Ok(self.polling), |own| self.polling_of(own))
+    }
+
+    /// Sockets of the ports of a device of this name.
+    pub fn sockets(&self, device: &str) -> SocketKind {
+        self.devices.iter().find(|options| options.name == device).and_then(|own| own.sockets).unwrap_or(self.sockets)
     }
 
     fn polling_of(&self, device: &DeviceOptions) -> Result<Polling, VerbsError> {
@@ -398,6 +447,17 @@ mod tests {
         assert_eq!((text(&options, "a"), text(&options, "b")), ((5, 2), (1, 2)));
         options.set_polling("spin=9us", "SCALEFABRIC_POLLING").unwrap();
         assert_eq!((text(&options, "a"), text(&options, "b")), ((9, 2), (9, 2)));
+    }
+
+    #[test]
+    fn sockets_of_a_device_go_before_those_of_all_and_the_variable_before_both() {
+        let file = "sockets = \"xdp-or-udp\"\n[[device]]\nname = \"a\"\nsockets = \"xdp\"\n\
+                    [[device.port]]\ninterface = \"eth0\"";
+        let mut options = read(file).unwrap();
+        assert_eq!((options.sockets("a"), options.sockets("b")), (SocketKind::Xdp, SocketKind::XdpOrUdp));
+        options.set_sockets("udp", "SCALEFABRIC_SOCKETS").unwrap();
+        assert_eq!((options.sockets("a"), options.sockets("b")), (SocketKind::Udp, SocketKind::Udp));
+        assert!(read("sockets = \"raw\"").unwrap_err().message.contains("xdp-or-udp"));
     }
 
     #[test]

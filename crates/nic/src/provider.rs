@@ -27,11 +27,12 @@ use crate::engine::drive::{Core, Kick};
 use crate::faults::FaultSetup;
 use crate::netlink;
 use crate::objects::NicContext;
-use crate::options::{Options, RequestPath};
+use crate::options::{Options, RequestPath, SocketKind};
 use crate::port::Port;
 use crate::port::capture::{Capture, CapturePort, Tape};
 use crate::port::faults::{FaultCounters, FaultPort, FaultSpec};
 use crate::port::udp::{ReceiveOptions, Sockets, UdpOptions, UdpPort};
+use crate::port::xdp::{XdpCounters, XdpPort};
 use crate::process;
 use crate::resources::{Resources, SameHostReport};
 use crate::share::membership::Membership;
@@ -243,6 +244,8 @@ struct OpenDevice {
     core: Weak<Core>,
     membership: Arc<Membership>,
     worker: OnceLock<Weak<Worker>>,
+    /// What each port has of AF_XDP, or why it has none although it was wanted where it could be.
+    xdp: Vec<OfXdp>,
     faults: Vec<Arc<FaultCounters>>,
     device_faults: Option<FaultSetup>,
     capture: Option<Arc<Capture>>,
@@ -272,6 +275,7 @@ impl OpenDevice {
         let mut ports: Vec<Box<dyn Port>> = Vec::new();
         let mut counters: Vec<CountersHandle> = Vec::new();
         let mut tapes = Vec::new();
+        let mut xdp = Vec::new();
         for index in 0..plan.ports.len() {
             let udp = UdpOptions {
                 index: index as u8,
@@ -281,6 +285,9 @@ impl OpenDevice {
                 ..UdpOptions::default()
             };
             let port = UdpPort::new(membership.sockets(index).clone(), membership.neighbours(index), udp);
+            let (port, of_port) =
+                with_sockets(port, &plan.ports[index].interface, options.sockets(name), membership.slot())?;
+            xdp.push(of_port);
             let tape = capture.as_ref().map(|capture| capture.tape(&format!("{name}/{}", index + 1)));
             tapes.extend(tape.clone());
             ports.push(match (&device_faults, tape) {
@@ -292,7 +299,7 @@ impl OpenDevice {
                     Box::new(port)
                 }
                 (None, Some(tape)) => Box::new(CapturePort::new(port, tape)),
-                (None, None) => Box::new(port),
+                (None, None) => port,
             });
             counters.push(Arc::new(SlotCounters::new(membership.segment().clone(), membership.slot(), index)));
         }
@@ -316,6 +323,7 @@ impl OpenDevice {
             core: Arc::downgrade(&core),
             membership,
             worker: OnceLock::new(),
+            xdp,
             faults,
             device_faults,
             capture,
@@ -359,6 +367,29 @@ impl OpenDevice {
 
     fn port_sockets(&self, index: usize) -> &Arc<Sockets> {
         self.membership.sockets(index)
+    }
+}
+
+/// What a port has of AF_XDP: its counters, or why there is none although it was wanted where possible.
+type OfXdp = Option<Result<Arc<XdpCounters>, String>>;
+
+/// Puts the sockets that are wanted beside a UDP port.
+fn with_sockets(
+    udp: UdpPort,
+    interface: &str,
+    wanted: SocketKind,
+    slot: u8,
+) -> Result<(Box<dyn Port>, OfXdp), VerbsError> {
+    if wanted == SocketKind::Udp {
+        return Ok((Box::new(udp), None));
+    }
+    match XdpPort::new(udp, interface, slot) {
+        Ok(port) => {
+            let counters = port.counters().clone();
+            Ok((Box::new(port), Some(Ok(counters))))
+        }
+        Err((udp, error)) if wanted == SocketKind::XdpOrUdp => Ok((Box::new(*udp), Some(Err(error.message)))),
+        Err((_, error)) => Err(error),
     }
 }
 
@@ -469,7 +500,17 @@ impl SoftwareContext {
 
     /// What went wrong and did not end anything: addresses that could not be opened, full tables.
     pub fn problems(&self) -> Vec<String> {
-        self.device.membership.problems()
+        let without = self.device.xdp.iter().flatten().filter_map(|of_port| of_port.as_ref().err().cloned());
+        self.device.membership.problems().into_iter().chain(without).collect()
+    }
+
+    /// By which sockets a port, from 1, sends and receives: `UDP`, or `AF_XDP` and how.
+    pub fn sockets(&self, port_num: u8) -> Result<&'static str, VerbsError> {
+        Ok(match &self.device.xdp[self.index(port_num)?] {
+            Some(Ok(xdp)) if xdp.is_zero_copy() => "AF_XDP, zero copy",
+            Some(Ok(_)) => "AF_XDP, copy mode",
+            Some(Err(_)) | None => "UDP",
+        })
     }
 
     /// Changes a P_Key of a port, from 1, for all processes of the device; they get PKEY_CHANGE.
@@ -601,12 +642,18 @@ impl Context for SoftwareContext {
         let udp = &sockets.counters;
         let mut add = |name: &str, value: u64| all.push((name.to_owned(), value));
         // What mlx5 calls out_of_buffer is a missing receive WQE; here the kernel had no room for a datagram.
-        add("rx_socket_overflow", sockets.overflow_drops());
+        let xdp = self.device.xdp.get(index).and_then(|of_port| of_port.as_ref()?.as_ref().ok());
+        add("rx_socket_overflow", sockets.overflow_drops() + xdp.map_or(0, |xdp| xdp.lost()));
         add("rx_socket_errors", udp.receive_errors.load(Ordering::Relaxed));
         add("tx_gso_refused", udp.gso_refused.load(Ordering::Relaxed));
         add("tx_source_port_refused", udp.unnamed.load(Ordering::Relaxed));
         add("rx_handed_over", udp.handed_over.load(Ordering::Relaxed));
         add("rx_taken_over", udp.taken_over.load(Ordering::Relaxed));
+        if let Some(xdp) = xdp {
+            add("rx_xdp_packets", xdp.received.load(Ordering::Relaxed));
+            add("tx_xdp_packets", xdp.sent.load(Ordering::Relaxed));
+            add("tx_xdp_by_udp", xdp.sent_by_udp.load(Ordering::Relaxed));
+        }
         if let Some(faults) = self.device.faults.get(index) {
             faults.all().into_iter().for_each(|(name, value)| add(name, value));
         }

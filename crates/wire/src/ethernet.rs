@@ -1,5 +1,5 @@
-//! Ethernet header, 14 bytes, and the IEEE 802.1Q tags that may follow it. Only captures need it: the NIC sends through
-//! UDP sockets. Any EtherType parses; a length (below 0x600) is refused, as no IP packet follows one.
+//! Ethernet header, 14 bytes, and the IEEE 802.1Q tags that may follow it. Captures need it, and ports that
+//! send by AF_XDP. Any EtherType parses; a length (below 0x600) is refused, as no IP packet follows one.
 
 use crate::field::{array, be16, put};
 use crate::invalid::InvalidPacket;

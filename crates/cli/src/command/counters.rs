@@ -89,6 +89,12 @@ const OF_THE_PROCESS: &[(&str, &str)] = &[
     ),
     ("rx_handed_over", "Datagrams that came here and belonged to a neighbour process: passed on."),
     ("rx_taken_over", "Datagrams that a neighbour process passed on to this one."),
+    ("rx_xdp_packets", "Packets that came by AF_XDP sockets (sockets = \"xdp\")."),
+    ("tx_xdp_packets", "Packets that left by AF_XDP sockets."),
+    (
+        "tx_xdp_by_udp",
+        "Packets of a port with AF_XDP that the kernel sent by UDP sockets: to this host, by another interface, or no MAC address was known yet.",
+    ),
     ("fault_dropped", "Datagrams dropped by --fault in this process."),
     ("fault_duplicated", "Datagrams duplicated by --fault in this process."),
     ("fault_reordered", "Datagrams reordered by --fault in this process."),

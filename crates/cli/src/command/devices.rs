@@ -104,7 +104,11 @@ fn describe(context: &dyn Context) -> Result<Value, Failure> {
         let port = context.query_port(port_num).during(|| format!("query port {port_num} of {name}"))?;
         let pkey = context.query_pkey(port_num, 0).during(|| format!("read P_Key 0 of port {port_num} of {name}"))?;
         let interface = info.interfaces.get(usize::from(port_num) - 1).cloned().unwrap_or_default();
-        ports.push(port_fields(port_num, &interface, &port, pkey.0, &gids));
+        let mut fields = port_fields(port_num, &interface, &port, pkey.0, &gids);
+        if let (Some(sockets), Value::Object(fields)) = (software::sockets(context, port_num), &mut fields) {
+            fields.insert("sockets".to_owned(), sockets.into());
+        }
+        ports.push(fields);
     }
     let mut fields = device_fields(&attr);
     fields.insert("hca_id".to_owned(), json!(name));

@@ -13,11 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use scalefabric_transport::DropReason;
 use scalefabric_wire::icrc::{Check, Flow, InverseCache};
-use scalefabric_wire::packet::UDP_PORT;
 use scalefabric_wire::pcap::{Endian, LinkType};
 use scalefabric_wire::pcapng::Writer;
-use scalefabric_wire::{ethernet, ipv4, ipv6, udp};
 
+use super::frame::{HEADERS, Macs, write_headers};
 use super::{Datagram, Port, Sent, Train};
 use crate::process::{Descriptor, Home, Making, Own};
 
@@ -229,10 +228,6 @@ impl Tape {
 
 /// Makes the frame that the datagram travelled in. False if it cannot have been one.
 fn make_frame(frame: &mut Vec<u8>, datagram: &Datagram<'_>) -> bool {
-    let udp_len = udp::LEN + datagram.bytes.len();
-    let (Ok(length), Ok(_)) = (u16::try_from(udp_len), u16::try_from(udp_len + ipv4::LEN)) else { return false };
-    let mut header = udp::Udp { src_port: datagram.src_port, dst_port: UDP_PORT, length, checksum: 0 };
-    let mut ether = [0; ethernet::LEN];
     let mac = |ip: IpAddr| match ip {
         // Multicast addresses have theirs (RFC 1112, RFC 2464); the others' are made up from the IP address.
         IpAddr::V4(v4) if v4.is_multicast() => {
@@ -252,69 +247,13 @@ fn make_frame(frame: &mut Vec<u8>, datagram: &Datagram<'_>) -> bool {
             [0x02, 0x06, a, b, c, d]
         }
     };
-    let ethertype = if datagram.src.is_ipv4() { 0x0800 } else { 0x86dd };
-    ethernet::Ethernet { dst: mac(datagram.dst), src: mac(datagram.src), ethertype }.emit(&mut ether);
+    let mut headers = [0; HEADERS];
+    let macs = Macs { dst: mac(datagram.dst), src: mac(datagram.src) };
+    let Some(len) = write_headers(&mut headers, macs, datagram) else { return false };
     frame.clear();
-    frame.extend_from_slice(&ether);
-    match (datagram.src, datagram.dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let mut ip = ipv4::Ipv4 {
-                traffic_class: datagram.traffic_class,
-                total_len: length + ipv4::LEN as u16,
-                id: datagram.ip_id,
-                flags_and_offset: ipv4::Ipv4::DF,
-                ttl: datagram.hop_limit,
-                protocol: ipv4::UDP,
-                checksum: 0,
-                src,
-                dst,
-            };
-            ip.checksum = ip.right_checksum();
-            let mut bytes = [0; ipv4::LEN];
-            ip.emit(&mut bytes);
-            frame.extend_from_slice(&bytes);
-        }
-        (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let ip = ipv6::Ipv6 {
-                traffic_class: datagram.traffic_class,
-                flow_label: datagram.flow_label,
-                payload_len: length,
-                next_header: ipv4::UDP,
-                hop_limit: datagram.hop_limit,
-                src,
-                dst,
-            };
-            let mut bytes = [0; ipv6::LEN];
-            ip.emit(&mut bytes);
-            frame.extend_from_slice(&bytes);
-            header.checksum = checksum_v6(&src.octets(), &dst.octets(), &header, datagram.bytes);
-        }
-        _ => return false,
-    }
-    let mut bytes = [0; udp::LEN];
-    header.emit(&mut bytes);
-    frame.extend_from_slice(&bytes);
+    frame.extend_from_slice(&headers[..len]);
     frame.extend_from_slice(datagram.bytes);
     true
-}
-
-/// The UDP checksum over IPv6, where it is not optional (RFC 8200, section 8.1).
-fn checksum_v6(src: &[u8; 16], dst: &[u8; 16], header: &udp::Udp, payload: &[u8]) -> u16 {
-    let mut bytes = [0; udp::LEN];
-    udp::Udp { checksum: 0, ..*header }.emit(&mut bytes);
-    let mut sum = u64::from(header.length) + u64::from(ipv4::UDP);
-    for part in [&src[..], &dst[..], &bytes[..], payload] {
-        for word in part.chunks(2) {
-            sum += u64::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]));
-        }
-    }
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    match !(sum as u16) {
-        0 => 0xffff,
-        sum => sum,
-    }
 }
 
 /// A port that records.

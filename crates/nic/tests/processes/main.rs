@@ -11,6 +11,7 @@ mod namespace;
 mod parent;
 mod reach;
 mod signals;
+mod xdp;
 
 use std::os::unix::process::CommandExt;
 
@@ -27,6 +28,7 @@ fn child() {
 }
 
 /// Connects two children's QPs and moves data both ways.
+#[track_caller]
 fn exchange(a: &mut Child, b: &mut Child, seed: u32) {
     let (qa, qb) = (a.ask("qp"), b.ask("qp"));
     let word = |text: &str, n: usize| text.split(' ').nth(n).unwrap().to_owned();

@@ -51,12 +51,17 @@ impl Device {
 
     /// A device that appears by itself.
     pub fn automatic(name: &str) -> Self {
+        Self::configured(name, "")
+    }
+
+    /// The same, with a configuration.
+    pub fn configured(name: &str, config: &str) -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unique = format!("scalefabric-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(unique);
         std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("config.toml"), "").unwrap();
+        std::fs::write(folder.join("config.toml"), config).unwrap();
         // Another user may not be able to reach the place where this binary was built.
         std::fs::copy(std::env::current_exe().unwrap(), folder.join("child")).unwrap();
         Self { name: name.into(), address: String::new(), folder }
