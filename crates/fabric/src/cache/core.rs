@@ -160,7 +160,7 @@ impl Core {
     }
 
     /// The calling thread is here, and not in a call that discards memory.
-    #[inline]
+    #[inline(always)]
     pub fn mark(&self, mark: &Mark) {
         let serial = self.discards.load(Ordering::Acquire);
         if mark.serial.load(Ordering::Relaxed) != serial {
@@ -177,7 +177,7 @@ impl Core {
     }
 
     /// Waits until all that the kernel has changed is applied; false if that does not come to be.
-    #[inline]
+    #[inline(always)]
     fn settle(&self) -> bool {
         match &self.source {
             Source::Kernel { watch, .. } => self.look(watch) == Settled::Yes || self.settle_in_time(watch),
@@ -186,7 +186,7 @@ impl Core {
     }
 
     /// One look, at the kernel and at what was read of it.
-    #[inline]
+    #[inline(always)]
     fn look(&self, watch: &Watch) -> Settled {
         let settled = if self.config.weakness == Weakness::NoQuestion { Settled::Yes } else { watch.settled() };
         // The kernel's look comes before ours. What is held was held before both: `Entry::hold` is one instruction that nothing overtakes.
@@ -198,6 +198,7 @@ impl Core {
     }
 
     #[cold]
+    #[inline(never)]
     fn settle_in_time(&self, watch: &Watch) -> bool {
         for _ in 0..PATIENCE {
             match self.look(watch) {
@@ -210,13 +211,13 @@ impl Core {
     }
 
     /// Whether an entry that the caller holds is good: asked last.
-    #[inline]
+    #[inline(always)]
     pub fn confirm(&self, entry: &Entry) -> bool {
         self.settled() && entry.is_live()
     }
 
     /// Whether entries that the caller holds are good if they are live: asked once for all of them, after they were held and before their marks are looked at.
-    #[inline]
+    #[inline(always)]
     pub fn settled(&self) -> bool {
         self.settle()
     }

@@ -133,7 +133,7 @@ impl Watch {
     }
 
     /// Asks the kernel whether a change is under way. The range of the request is empty, so that it never does anything; a change is looked at before.
-    #[inline]
+    #[inline(always)]
     pub fn settled(&self) -> Settled {
         match refusal(self.fd.as_raw_fd(), &[0; 3]) {
             libc::EINVAL => Settled::Yes,
@@ -189,7 +189,7 @@ impl Watch {
 }
 
 /// The errno with which UFFDIO_WRITEPROTECT refuses; 0 if it does not.
-#[inline]
+#[inline(always)]
 fn refusal(fd: RawFd, protect: &[u64; 3]) -> i32 {
     #[cfg(target_arch = "x86_64")]
     {
