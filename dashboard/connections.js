@@ -6,10 +6,13 @@ import { Failed, get } from './link.js';
 import { explained } from './moves.js';
 import { clock, count, named, natural, qp, rate } from './units.js';
 
+// A record counts its states: connecting, up, and two for each move or rebuild.
+const moves = (one) => Math.max(0, Math.floor((one.generation - 1) / 2));
+
 export const COLUMNS = [
   ['Node', '', 'The end of the connection that is told of'], ['QP', 'num', 'Local QP number'], ['Peer QP', 'num'], ['Tenant', ''], ['Service', ''],
   ['Port', '', 'Port of the path in use'], ['State', ''], ['▲ sent', 'num', 'Of the 64 busiest connections of each node'], ['▼ received', 'num'],
-  ['Moves', 'num', 'Changes of QP or path since it was made'], ['Connection', ''],
+  ['Moves', 'num', 'Moves and rebuilds since it was made'], ['Connection', ''],
 ];
 
 /** The page of a connection. */
@@ -20,7 +23,7 @@ export function cells(one) {
   return [
     el('a', { href: `#/node/${encodeURIComponent(one.node)}`, text: one.node }), qp(one.qp_num), qp(one.peer_qp_num), one.tenant || '–', one.service || '–',
     `${one.path.device}/${one.path.port_num}`, el('span', { class: `state-${one.state}`, text: one.state }),
-    one.load ? rate(one.load.tx_bps) : '–', one.load ? rate(one.load.rx_bps) : '–', count(Math.max(0, one.generation - 1)),
+    one.load ? rate(one.load.tx_bps) : '–', one.load ? rate(one.load.rx_bps) : '–', count(moves(one)),
     el('a', { href: address(one), text: named(one.id) }),
   ];
 }
@@ -108,7 +111,7 @@ export function connection(place, parameters) {
         const fact = (name, value) => [el('dt', { text: name }), el('dd', {}, value)];
         facts.replaceChildren(...[
           fact('Node', el('a', { href: `#/node/${encodeURIComponent(one.node)}`, text: one.node })), fact('Process', one.process), fact('State', one.state), fact('QP', qp(one.qp_num)), fact('Peer’s QP', qp(one.peer_qp_num)),
-          fact('Tenant', one.tenant || '–'), fact('Service', one.service || '–'), fact('Moves', count(Math.max(0, one.generation - 1))),
+          fact('Tenant', one.tenant || '–'), fact('Service', one.service || '–'), fact('Moves', count(moves(one))),
           fact('Sent', one.load ? rate(one.load.tx_bps) : 'not among the 64 busiest of its node'), fact('Received', one.load ? rate(one.load.rx_bps) : '–'),
           fact('Sent again', one.load ? `${(one.load.retransmit_ratio * 100).toFixed(2)} % of packets` : '–')].flat());
         const path = (way, use) => [use, `${way.device}/${way.port_num}`, String(way.sgid), String(way.dgid), String(way.flow_label), String(way.dscp)];

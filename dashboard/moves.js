@@ -34,7 +34,7 @@ export function explained({ decisions, now_ms: now }) {
     const from = names.get(one.sample.routes.find((route) => route.key === one.sample.route)?.local);
     return el('li', { class: `outcome-${one.outcome.outcome}` }, el('details', {},
       el('summary', {},
-        el('time', { text: clock(fabric.date(one.at_ms)), title: ago(now - one.at_ms) }),
+        el('time', { text: clock(Date.now() - (now - one.at_ms)), title: ago(now - one.at_ms) }),
         el('span', { class: 'what' }, el('strong', { text: named(one.connection) }), ` ${origin(one.connection)}/${port(one.from)} → ${port(one.to)}`),
         el('span', { class: 'why', text: one.text }), el('span', { class: 'outcome', text: outcome })),
       el('div', { class: 'because' },

@@ -20,7 +20,7 @@ export function rate(bps) {
 
 /** A share of a port in Gb/s, without the unit: what stands in columns. */
 export function gbps(permille, rateMbps) {
-  if (permille < 0) return '–';
+  if (permille < 0 || rateMbps === 0) return '–';
   const value = (permille * rateMbps) / 1e6;
   return value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2);
 }
@@ -28,8 +28,8 @@ export function gbps(permille, rateMbps) {
 /** Thousandths as percent. */
 export const percent = (permille) => (permille < 0 ? '–' : `${(permille / 10).toFixed(permille >= 100 || permille === 0 ? 0 : 1)} %`);
 
-/** A port's speed. */
-export const speed = (mbps) => (mbps >= 1000 ? `${+(mbps / 1000).toFixed(1)} Gb/s` : `${mbps} Mb/s`);
+/** A port's speed. Ports of software NICs may have none. */
+export const speed = (mbps) => (mbps === 0 ? 'unknown' : mbps >= 1000 ? `${+(mbps / 1000).toFixed(1)} Gb/s` : `${mbps} Mb/s`);
 
 /** A QP number. */
 export const qp = (number) => `0x${number.toString(16).padStart(6, '0')}`;

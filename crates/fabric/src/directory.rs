@@ -56,7 +56,7 @@ pub struct ConnectionRecord {
     pub alternatives: Vec<Path>,
     /// State.
     pub state: ConnectionState,
-    /// Counts every change of QP or path, so that an old record never replaces a newer one.
+    /// Counts every change of state, so that an old record never replaces a newer one: making a connection is two, each move or rebuild two more.
     pub generation: u64,
 }
 

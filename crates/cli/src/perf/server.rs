@@ -139,7 +139,10 @@ fn listen(options: &Options) -> Result<TcpListener, Failure> {
 
 /// Serves one client and tells how it went.
 fn one(shared: &Arc<Shared>, stream: TcpStream, is_json: bool) -> Result<(), Failure> {
-    let peer = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.to_string());
+    let peer = stream.peer_addr().map_or_else(
+        |_| "somebody".to_owned(),
+        |address| SocketAddr::new(address.ip().to_canonical(), address.port()).to_string(),
+    );
     let begins = |plan: &Plan| {
         if is_json {
             say!("{}", json!({ "event": "begins", "client": peer, "asked": plan }));

@@ -10,6 +10,7 @@ use crate::directory::PortRecord;
 use crate::message;
 use crate::proto::control::control_client::ControlClient;
 use crate::proto::control::{self as proto, from_agent, to_agent};
+use scalefabric_fabric::exchange::explain_refusal;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,7 +187,7 @@ impl Uplink {
         let call = client.join(ReceiverStream::new(queue));
         let answers = match tokio::time::timeout(WELCOME, call).await {
             Ok(Ok(answers)) => answers.into_inner(),
-            Ok(Err(status)) => return told(&status),
+            Ok(Err(status)) => return told(&status, self.tls.is_some()),
             Err(_) => return format!("no welcome within {WELCOME:?}"),
         };
         let mut session = Session { uplink: self, out, serial: 0, interval: Duration::from_millis(100) };
@@ -194,12 +195,25 @@ impl Uplink {
     }
 }
 
-fn told(status: &tonic::Status) -> Trouble {
+fn told(status: &tonic::Status, is_tls: bool) -> Trouble {
     use std::error::Error;
+    if let Some(refusal) = explain_refusal("control", status) {
+        return refusal.message;
+    }
     let mut text = status.message().to_owned();
     let mut cause = status.source();
     while let Some(error) = cause {
-        text = error.to_string();
+        // In TLS 1.3 who refuses a certificate may be gone before the other side reads why.
+        let broke = error.downcast_ref::<std::io::Error>().is_some_and(|error| {
+            matches!(error.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset)
+        });
+        text = if broke && is_tls {
+            format!(
+                "{error} before it answered: it may have refused our certificate (does its client_ca name who signed it?)"
+            )
+        } else {
+            error.to_string()
+        };
         cause = error.source();
     }
     text
@@ -272,7 +286,7 @@ impl Session<'_> {
                     }
                     Ok(Some(_)) => {}
                     Ok(None) => return "it ended the stream".into(),
-                    Err(status) => return told(&status),
+                    Err(status) => return told(&status, self.uplink.tls.is_some() && !*joined),
                 },
                 () = hub.upward.notified(), if *joined => {
                     tokio::time::sleep(GATHER).await;

@@ -112,6 +112,16 @@ impl DecisionLog {
         }
     }
 
+    /// Whether the last one about the connection was the same, of a dry run, less than `within_ms` ago.
+    pub(super) fn said_already(&self, decision: &Decision, within_ms: u64) -> bool {
+        let last = self.iter().find(|last| last.connection == decision.connection);
+        last.is_some_and(|last| {
+            last.outcome == DecisionOutcome::DryRun
+                && last.to == decision.to
+                && decision.at_ms.saturating_sub(last.at_ms) < within_ms
+        })
+    }
+
     /// All that are kept, the newest first.
     pub fn iter(&self) -> impl Iterator<Item = &Decision> {
         self.decisions.iter().rev()

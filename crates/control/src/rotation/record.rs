@@ -118,6 +118,50 @@ pub struct RotationRecord {
     pub nodes: BTreeMap<String, Option<Answer>>,
 }
 
+impl std::fmt::Display for Scope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("all nodes"),
+            Self::Node(node) => f.write_str(node),
+            Self::Tenant(tenant) => write!(f, "tenant {tenant}"),
+        }
+    }
+}
+
+impl RotationRecord {
+    /// What there is to tell of it, and why: that it has begun, or how it ended.
+    pub fn news(&self) -> Option<(String, Option<String>)> {
+        let Self { serial, scope, by, .. } = self;
+        let why = (!self.reason.is_empty()).then(|| self.reason.clone());
+        match self.state {
+            RotationState::Running if self.nodes.values().all(Option::is_none) => {
+                Some((format!("rotation {serial}: {by} ordered new keys of {scope}"), why))
+            }
+            RotationState::Running => None,
+            RotationState::Done => {
+                let (mut registrations, mut told, mut late) = (0, 0, 0);
+                for answer in self.nodes.values().flatten() {
+                    if let Answer::Answered { outcome: OrderResult::Rotated { keys, peers, late: slow } } = answer {
+                        (registrations, told, late) = (registrations + keys, told + peers, late + slow);
+                    }
+                }
+                let text = format!(
+                    "rotation {serial} is done: {registrations} registrations of {scope} made anew, {told} peers told, {late} of them late"
+                );
+                Some((text, None))
+            }
+            RotationState::Incomplete => {
+                let is_left = |answer: Option<&Answer>| {
+                    !matches!(answer, Some(Answer::Answered { outcome: OrderResult::Rotated { .. } }))
+                };
+                let left = self.nodes.iter().filter(|(_, answer)| is_left(answer.as_ref()));
+                let left: Vec<&str> = left.map(|(node, _)| node.as_str()).collect();
+                Some((format!("rotation {serial} is incomplete: keys are as they were on {}", left.join(", ")), None))
+            }
+        }
+    }
+}
+
 impl RotationRecord {
     /// What its nodes have answered says how it ended.
     pub(super) fn end(&mut self, now_ms: u64) {

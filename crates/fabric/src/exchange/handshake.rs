@@ -239,6 +239,20 @@ pub(super) fn explain(peer: &str, doing: &str, error: &io::Error) -> FabricError
     }
 }
 
+/// What an error of a client of gRPC or HTTP means, if TLS is behind it: whose certificate is wrong, and who must act.
+pub fn explain_refusal(peer: &str, error: &(dyn std::error::Error + 'static)) -> Option<FabricError> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let wrapped = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
+        let tls = error.downcast_ref::<TlsError>().or_else(|| wrapped?.downcast_ref());
+        if let Some(tls) = tls {
+            return Some(explain_tls(peer, tls));
+        }
+        next = error.source();
+    }
+    None
+}
+
 fn explain_tls(peer: &str, error: &TlsError) -> FabricError {
     use CertificateError as Bad;
     let text = match error {

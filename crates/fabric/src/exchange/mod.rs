@@ -21,6 +21,7 @@ mod tcp;
 mod tls;
 
 pub use etcd::Etcd;
+pub use handshake::explain_refusal;
 pub use memcached::Memcached;
 pub use rdma_cm::RdmaCm;
 pub use sealed::Sealed;

@@ -1,6 +1,7 @@
 //! Calls to control over HTTP: JSON in, JSON out, and sentences for what can go wrong. It keeps nothing but the connection.
 
 use crate::failure::{During, Failure};
+use scalefabric_fabric::exchange::explain_refusal;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::Path;
@@ -96,6 +97,9 @@ impl Control {
     ) -> Result<(Value, Option<String>), Failure> {
         let address = &self.address;
         let mut response = outcome.map_err(|error| {
+            if let Some(refusal) = explain_refusal(&format!("control at {address}"), &error) {
+                return Failure::failed(format!("{refusal}; --ca FILE names who signed control's certificate"));
+            }
             Failure::failed(format!(
                 "control does not answer at {address}: {error}; does `sfab control` run there? --control names another place"
             ))

@@ -54,7 +54,11 @@ pub fn text(model: &Model) -> String {
     ]);
     for row in rows.iter().take(PORTS) {
         let carried = |permille: i32| {
-            if permille < 0 { "-".to_owned() } else { rate(f64::from(permille) * row.rate_mbps as f64 * 1e3) }
+            if permille < 0 || row.rate_mbps == 0 {
+                "-".to_owned()
+            } else {
+                rate(f64::from(permille) * row.rate_mbps as f64 * 1e3)
+            }
         };
         ports.row(vec![
             row.name(),

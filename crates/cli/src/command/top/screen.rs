@@ -341,14 +341,20 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
 }
 
-/// A port's speed.
+/// A port's speed. Ports of software NICs may have none.
 pub fn speed(mbps: u64) -> String {
-    if mbps >= 1000 { format!("{} Gb/s", mbps as f64 / 1000.0) } else { format!("{mbps} Mb/s") }
+    if mbps == 0 {
+        "unknown".to_owned()
+    } else if mbps >= 1000 {
+        format!("{} Gb/s", mbps as f64 / 1000.0)
+    } else {
+        format!("{mbps} Mb/s")
+    }
 }
 
 /// A share of a port, Gb/s.
 fn gbps(permille: i32, rate_mbps: u64, look: Look) -> String {
-    if permille < 0 {
+    if permille < 0 || rate_mbps == 0 {
         return look.dash().to_owned();
     }
     let value = f64::from(permille) * rate_mbps as f64 / 1e6;

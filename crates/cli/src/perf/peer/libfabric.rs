@@ -16,6 +16,14 @@ pub fn program(job: &Job) -> &'static str {
     }
 }
 
+/// How its program is had.
+pub fn install(job: &Job) -> &'static str {
+    match job.verb {
+        Verb::Send => "install the package libfabric-bin",
+        _ => "it is one of libfabric's fabtests, which few distributions have: build them from its source (fabtests/)",
+    }
+}
+
 /// One run.
 pub fn runs(job: &Job) -> Result<Vec<Run>, &'static str> {
     if job.verb == Verb::Send && !job.is_latency {

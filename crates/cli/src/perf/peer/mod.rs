@@ -92,26 +92,39 @@ struct Other {
     choice: PeerChoice,
     name: &'static str,
     program: fn(&Job) -> &'static str,
-    package: &'static str,
+    /// How it is had.
+    install: fn(&Job) -> &'static str,
     /// Its runs for a job; or why it has none.
     runs: fn(&Job) -> Result<Vec<Run>, &'static str>,
 }
 
 const OTHERS: [Other; 4] = [
-    Other { choice: PeerChoice::Iperf3, name: "iperf3", program: |_| "iperf3", package: "iperf3", runs: iperf3::runs },
-    Other { choice: PeerChoice::Ucx, name: "ucx", program: |_| "ucx_perftest", package: "ucx-utils", runs: ucx::runs },
+    Other {
+        choice: PeerChoice::Iperf3,
+        name: "iperf3",
+        program: |_| "iperf3",
+        install: |_| "install the package iperf3",
+        runs: iperf3::runs,
+    },
+    Other {
+        choice: PeerChoice::Ucx,
+        name: "ucx",
+        program: |_| "ucx_perftest",
+        install: |_| "install the package ucx-utils",
+        runs: ucx::runs,
+    },
     Other {
         choice: PeerChoice::Libfabric,
         name: "libfabric",
         program: libfabric::program,
-        package: "libfabric-bin (fabtests for READs, WRITEs and atomics)",
+        install: libfabric::install,
         runs: libfabric::runs,
     },
     Other {
         choice: PeerChoice::Perftest,
         name: "perftest",
         program: perftest::program,
-        package: "perftest",
+        install: |_| "install the package perftest",
         runs: perftest::runs,
     },
 ];
@@ -209,7 +222,7 @@ enum Ended {
 fn measure(other: &Other, job: &Job) -> Vec<(String, Ended)> {
     let program = (other.program)(job);
     if !pair::is_installed(program) {
-        let why = format!("`{program}` is missing; install the package {}", other.package);
+        let why = format!("`{program}` is missing; {}", (other.install)(job));
         return vec![(other.name.to_owned(), Ended::Not(why))];
     }
     let runs = match (other.runs)(job) {

@@ -1,7 +1,7 @@
 //! The active side of a workload: a thread for each connection that this node made, which does one kind of operation at its pace and compares what comes back.
 
 use super::pace::Pace;
-use super::serve::{LOOK, OFFER, PING_BYTES, answer, offer, read_seed};
+use super::serve::{LOOK, OFFER, PING_BYTES, answer, lend_all, read_seed};
 use super::{MESSAGE_BYTES, Own, Stage};
 use crate::demo::pattern;
 use crate::failure::{During, Failure};
@@ -78,7 +78,7 @@ enum Kind {
     Stream { block: Arc<Buffer>, edge: Arc<Buffer> },
     Read { into: Arc<Buffer>, expected: Vec<u8> },
     Atomic { old: Arc<Buffer> },
-    PingPong { memory: Buffer },
+    PingPong { memory: Arc<Buffer> },
     Call { caller: Caller },
 }
 
@@ -113,8 +113,8 @@ impl<'a> Work<'a> {
             }
             Traffic::Atomic => Kind::Atomic { old: alloc(8)? },
             Traffic::PingPong => {
-                let memory = stage.pool.alloc(PING_BYTES)?;
-                offer(&own.connection, &memory)?;
+                let memory = alloc(PING_BYTES)?;
+                lend_all(&own.connection, &memory)?;
                 Kind::PingPong { memory }
             }
             Traffic::Call => {

@@ -126,6 +126,7 @@ fn work(plan: Plan, place: usize) -> Result<(), Failure> {
         ..PoolConfig::default()
     };
     let pool = Pool::new(&[fabric.protection_domain().clone()], pool_config).during(|| "memory")?;
+    fabric.rotate_keys_of(&pool);
     let stage = Arc::new(Stage {
         plan,
         place,

@@ -63,7 +63,7 @@ struct Host {
 
 /// What a connection needs for as long as it is there.
 enum Kept {
-    Memory { connection: Connection, _lent: Arc<Buffer> },
+    Memory { connection: Connection },
     Echo(JoinHandle<()>),
     Calls { connection: Connection, _server: Server },
 }
@@ -82,7 +82,7 @@ impl Host {
                 Err(_) => return,
             }
             kept.retain(|one| match one {
-                Kept::Memory { connection, .. } | Kept::Calls { connection, .. } => connection.closed().is_none(),
+                Kept::Memory { connection } | Kept::Calls { connection, .. } => connection.closed().is_none(),
                 Kept::Echo(thread) => !thread.is_finished(),
             });
         }
@@ -93,18 +93,21 @@ impl Host {
         let lend = |bytes: usize| {
             let buffer = Arc::new(pool.alloc(bytes)?);
             buffer.zero(0, bytes)?;
-            offer(connection, &buffer)?;
+            lend_all(connection, &buffer)?;
             Ok::<_, FabricError>(buffer)
         };
         match self.traffic {
             Traffic::Stream => {
-                let lent = lend(self.stage.plan.block_bytes as usize)?;
-                Ok(Kept::Memory { connection: connection.clone(), _lent: lent })
+                lend(self.stage.plan.block_bytes as usize)?;
+                Ok(Kept::Memory { connection: connection.clone() })
             }
-            Traffic::Atomic => Ok(Kept::Memory { connection: connection.clone(), _lent: lend(8)? }),
+            Traffic::Atomic => {
+                lend(8)?;
+                Ok(Kept::Memory { connection: connection.clone() })
+            }
             Traffic::Read => {
-                offer(connection, &self.page)?;
-                Ok(Kept::Memory { connection: connection.clone(), _lent: self.page.clone() })
+                lend_all(connection, &self.page)?;
+                Ok(Kept::Memory { connection: connection.clone() })
             }
             Traffic::PingPong => {
                 let buffer = lend(PING_BYTES)?;
@@ -126,11 +129,9 @@ impl Host {
     }
 }
 
-/// Lets the peer use a buffer.
-pub fn offer(connection: &Connection, buffer: &Buffer) -> Result<(), FabricError> {
-    let range = buffer.remote(0, buffer.len());
-    let range = range.ok_or_else(|| FabricError::misuse("the pool lends no memory to peers"))?;
-    connection.offer(OFFER, range)
+/// Lets the peer use a buffer; its keys may be rotated meanwhile.
+pub fn lend_all(connection: &Connection, buffer: &Arc<Buffer>) -> Result<(), FabricError> {
+    connection.lend(OFFER, buffer.clone(), 0, buffer.len())
 }
 
 /// Sends back every ping until the connection is closed.

@@ -25,6 +25,10 @@ impl Decider {
         for one in &decided.moves {
             let Some(id) = ids.get(&one.connection) else { continue };
             let Some(decision) = self.decision(one, id, decided, snapshot, wishes, token) else { continue };
+            // What is not carried out is decided anew each round: as often as it could move is often enough to say so.
+            if self.options.dry_run && self.log.said_already(&decision, self.policy.rest_ms) {
+                continue;
+            }
             let (path, reason) = (decision.to.clone(), decision.text.clone());
             let serial = self.log.note(decision);
             if self.options.dry_run {

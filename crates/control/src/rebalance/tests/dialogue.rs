@@ -190,6 +190,9 @@ fn a_dry_run_decides_explains_and_orders_nothing() {
     assert_eq!(scene.rounds(50), []);
     let first = scene.decider.decisions().iter().next().unwrap().clone();
     assert_eq!((first.connection, first.outcome), (id(0), DecisionOutcome::DryRun));
+    // The same is decided in every round, and said as often as the connection could move.
+    let said = scene.decider.decisions().about(&id(0)).len() as u64;
+    assert!(said <= 1 + 50 * 100 / scene.decider.policy().rest_ms, "{said} times");
     // Nothing was ordered, so nothing rests: when it is meant seriously the order comes at once.
     scene.decider.set_dry_run(false);
     assert_eq!(scene.rounds(1).len(), 1);

@@ -8,6 +8,7 @@ use crate::keys;
 use crate::message::Answer;
 use crate::order::OrderRecord;
 use crate::rebalance::{Settings, node_of};
+use crate::rotation::{RotationRecord, Schedule};
 use crate::service::{ReplicaRecord, Shared};
 use crate::store::Entry;
 use crate::tenant::Tenants;
@@ -31,13 +32,13 @@ pub struct Diary {
 }
 
 impl Diary {
-    /// What a listing shows of what is told here; gives what differs from what was known. Orders of the past are no news.
+    /// What a listing shows of what is told here; gives what differs from what was known. Orders and rotations of the past are no news.
     pub fn seed(&mut self, entries: &[Entry]) -> Vec<Happening> {
         let mut news = Vec::new();
         for entry in entries {
-            let order = entry.key.starts_with(keys::ORDERS);
+            let past = entry.key.starts_with(keys::ORDERS) || entry.key.starts_with(keys::KEYS);
             let told = self.hear(&entry.key, &entry.value);
-            news.extend(told.filter(|_| !order));
+            news.extend(told.filter(|_| !past));
         }
         news
     }
@@ -67,9 +68,7 @@ impl Diary {
             return self.replicas.insert(replica.name).then(|| Happening::new(Kind::ReplicaJoined, text));
         }
         if key.starts_with(keys::KEYS) {
-            // What the value says is the rotation's own business; a key is never in it.
-            let what = keys::parts(key)?.join(" ");
-            return Some(Happening::new(Kind::KeysChanged, format!("rotation of keys: {what} went on")));
+            return keys_news(key, value);
         }
         None
     }
@@ -237,6 +236,27 @@ pub fn settings_changes(old: &Settings, new: &Settings) -> String {
     parts.join("; ")
 }
 
+/// What a record of rotation tells. No key is ever in it.
+fn keys_news(key: &str, value: &[u8]) -> Option<Happening> {
+    match keys::parts(key)?.first()?.as_str() {
+        "rotations" => {
+            let record: RotationRecord = serde_json::from_slice(value).ok()?;
+            let (text, why) = record.news()?;
+            Some(Happening { why, ..Happening::new(Kind::KeysChanged, text) })
+        }
+        "schedule" => {
+            let schedule: Schedule = serde_json::from_slice(value).ok()?;
+            let text = match schedule.every_s {
+                Some(every_s) => format!("keys are rotated every {every_s} s, overlap {} ms", schedule.overlap_ms),
+                None => "keys are rotated on demand only".to_owned(),
+            };
+            Some(Happening::new(Kind::KeysChanged, text))
+        }
+        // When the schedule was followed last.
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,6 +271,37 @@ mod tests {
         let connection = ConnectionId { origin: "n1/7".into(), serial: 3 };
         let order = Order::Move { connection, path, token: FencingToken(1), reason: "n1/sf0/1 is hot".into() };
         serde_json::to_vec(&OrderRecord { order, by: "c1".into(), answer }).expect("JSON")
+    }
+
+    #[test]
+    fn a_rotation_is_told_when_it_begins_and_when_it_ends() {
+        let mut diary = Diary::default();
+        let mut record: RotationRecord = serde_json::from_value(serde_json::json!({
+            "serial": 7, "scope": "all", "overlap_ms": 10, "by": "operator", "reason": "audit", "begun_ms": 1,
+            "state": "running", "nodes": { "n1": null, "n2": null }
+        }))
+        .expect("a record");
+        let mut hear = |record: &RotationRecord| {
+            let happening =
+                diary.hear("keys/rotations/00000000000000000007", &serde_json::to_vec(record).expect("JSON"));
+            happening.map(|happening| (happening.kind, happening.text, happening.why))
+        };
+        let begun = ("rotation 7: operator ordered new keys of all nodes".to_owned(), Some("audit".to_owned()));
+        assert_eq!(hear(&record), Some((Kind::KeysChanged, begun.0, begun.1)));
+        let rotated = |keys| Some(Answer::Answered { outcome: OrderResult::Rotated { keys, peers: 2, late: 0 } });
+        record.nodes.insert("n1".into(), rotated(3));
+        assert_eq!(hear(&record), None, "it goes on");
+        record.nodes.insert("n2".into(), Some(Answer::NotHere { reason: "asleep".into() }));
+        record.state = crate::rotation::RotationState::Incomplete;
+        let (_, text, _) = hear(&record).expect("news");
+        assert_eq!(text, "rotation 7 is incomplete: keys are as they were on n2");
+        record.nodes.insert("n2".into(), rotated(4));
+        record.state = crate::rotation::RotationState::Done;
+        let (_, text, _) = hear(&record).expect("news");
+        assert_eq!(text, "rotation 7 is done: 7 registrations of all nodes made anew, 4 peers told, 0 of them late");
+        let schedule = diary.hear("keys/schedule", br#"{"every_s":86400,"overlap_ms":10000}"#).expect("news");
+        assert_eq!(schedule.text, "keys are rotated every 86400 s, overlap 10000 ms");
+        assert_eq!(diary.hear("keys/followed", b"5"), None);
     }
 
     #[test]
