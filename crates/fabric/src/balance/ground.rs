@@ -4,7 +4,6 @@ use super::history::History;
 use super::judge::{Facts, permille};
 use super::policy::{Policy, Wishes};
 use super::sample::{PortKey, Route};
-use std::collections::BTreeMap;
 
 /// A port with its load and what is on its way to it.
 #[derive(Clone, Debug)]
@@ -59,8 +58,8 @@ fn gains<'a>(from: &'a Route, to: &'a Route, load_bps: [u64; 2]) -> impl Iterato
 /// All ports that are known now.
 #[derive(Clone, Debug)]
 pub(super) struct Ground {
+    /// In order of port.
     spots: Vec<Spot>,
-    index: BTreeMap<PortKey, usize>,
     fill_permille: u32,
 }
 
@@ -90,8 +89,7 @@ impl Ground {
             }
         };
         let spots: Vec<Spot> = facts.ports.iter().map(spot).collect();
-        let index = spots.iter().enumerate().map(|(n, spot)| (spot.port, n)).collect();
-        let mut ground = Self { spots, index, fill_permille: policy.fill_permille };
+        let mut ground = Self { spots, fill_permille: policy.fill_permille };
         for fact in &facts.connections {
             let Some(memory) = history.connection(fact.key()) else { continue };
             let load = [memory.tx_bps, memory.rx_bps];
@@ -113,7 +111,7 @@ impl Ground {
     }
 
     fn add(&mut self, port: PortKey, direction: usize, bps: i128) {
-        if let Some(&n) = self.index.get(&port) {
+        if let Some(n) = self.place(port) {
             self.spots[n].load_bps[direction] += bps;
         }
     }
@@ -139,7 +137,11 @@ impl Ground {
 
     /// A port, if it is known.
     pub fn spot(&self, port: PortKey) -> Option<&Spot> {
-        Some(&self.spots[*self.index.get(&port)?])
+        Some(&self.spots[self.place(port)?])
+    }
+
+    fn place(&self, port: PortKey) -> Option<usize> {
+        self.spots.binary_search_by_key(&port, |spot| spot.port).ok()
     }
 
     /// Whether all ports of a route are known, up, not being emptied, and of one plane.

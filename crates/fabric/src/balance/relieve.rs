@@ -23,11 +23,14 @@ pub(super) struct Lane {
     pub load_bps: i128,
 }
 
-/// A way out for a candidate: the route, and what it takes off each hot lane.
+/// Bits per second by hot lane, in order of lanes; those that are not named: 0. A connection crosses a few ports, and hot ones may be many.
+pub(super) type ByLane = Vec<(usize, i128)>;
+
+/// A way out for a candidate: the route, and what it takes off hot lanes.
 #[derive(Clone, Debug)]
 pub(super) struct Exit<'a> {
     pub to: &'a Route,
-    pub relief: Vec<i128>,
+    pub relief: ByLane,
 }
 
 /// A connection that may leave a hot lane.
@@ -36,12 +39,16 @@ pub(super) struct Candidate<'a> {
     pub fact: ConnectionFact<'a>,
     pub load_bps: [u64; 2],
     pub exits: Vec<Exit<'a>>,
+    /// The most that it can take off each lane, by whichever exit.
+    pub most: ByLane,
 }
 
-impl Candidate<'_> {
-    /// The most that it can take off a lane.
-    pub fn most(&self, lane: usize) -> i128 {
-        self.exits.iter().map(|exit| exit.relief[lane]).max().unwrap_or(0)
+impl<'a> Candidate<'a> {
+    fn new(fact: ConnectionFact<'a>, load_bps: [u64; 2], exits: Vec<Exit<'a>>) -> Self {
+        let mut most: ByLane = exits.iter().flat_map(|exit| exit.relief.iter().copied()).collect();
+        most.sort_unstable_by_key(|&(lane, bps)| (lane, std::cmp::Reverse(bps)));
+        most.dedup_by_key(|(lane, _)| *lane);
+        Self { fact, load_bps, exits, most }
     }
 }
 
@@ -63,14 +70,15 @@ pub(super) fn relieve(round: &mut Round<'_>) {
     round.plan.effort = effort;
     let mut after: Vec<i128> = lanes.iter().map(|lane| lane.load_bps).collect();
     for step in &steps {
-        for (load, relief) in after.iter_mut().zip(&candidates[step.candidate].exits[step.exit].relief) {
-            *load -= relief;
+        for &(lane, relief) in &candidates[step.candidate].exits[step.exit].relief {
+            after[lane] -= relief;
         }
     }
     let expected: Vec<u32> = lanes.iter().zip(&after).map(|(lane, &load)| permille(load, lane.capacity_bps)).collect();
     for step in &steps {
         let (candidate, exit) = (&candidates[step.candidate], &candidates[step.candidate].exits[step.exit]);
-        let cause = (0..lanes.len()).max_by_key(|&n| (exit.relief[n], std::cmp::Reverse(n))).unwrap_or(0);
+        let largest = exit.relief.iter().max_by_key(|&&(lane, bps)| (bps, std::cmp::Reverse(lane)));
+        let cause = largest.map_or(0, |&(lane, _)| lane);
         let Lane { port, direction, permille, .. } = lanes[cause];
         let reason = Reason::PortHot { port, direction, permille, expected_permille: expected[cause] };
         round.order(candidate.fact, exit.to, reason);
@@ -112,8 +120,10 @@ fn candidates<'a>(round: &Round<'a>, lanes: &[Lane]) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     let facts = round.facts;
     for fact in &facts.connections {
-        let uses = |lane: &Lane| fact.route.ports().any(|port| port == lane.port);
-        if fact.traffic.is_none() || !lanes.iter().any(uses) || !round.may_choose(*fact) {
+        let is_hot = |port: PortKey| {
+            lanes.get(lanes.partition_point(|lane| lane.port < port)).is_some_and(|lane| lane.port == port)
+        };
+        if fact.traffic.is_none() || !fact.route.ports().any(is_hot) || !round.may_choose(*fact) {
             continue;
         }
         let load_bps = round.load(fact.key());
@@ -125,29 +135,40 @@ fn candidates<'a>(round: &Round<'a>, lanes: &[Lane]) -> Vec<Candidate<'a>> {
             if to.key == fact.route.key || suspect || exits.iter().any(same) {
                 continue;
             }
-            let relief: Vec<i128> = lanes.iter().map(|lane| relief(lane, fact.route, to, load_bps)).collect();
-            let helps = relief.iter().all(|&bps| bps >= 0) && relief.iter().any(|&bps| bps > 0);
+            let relief = relief(lanes, fact.route, to, load_bps);
+            let helps = !relief.is_empty() && relief.iter().all(|&(_, bps)| bps > 0);
             if helps && round.ground.fit(fact.route, to, load_bps).is_some_and(|(fit, _)| fit == Fit::Good) {
                 exits.push(Exit { to, relief });
             }
         }
         if !exits.is_empty() {
-            found.push(Candidate { fact: *fact, load_bps, exits });
+            found.push(Candidate::new(*fact, load_bps, exits));
         }
     }
     // The largest first: the search finds its set sooner.
-    let total = |candidate: &Candidate<'_>| -> i128 { (0..lanes.len()).map(|lane| candidate.most(lane)).sum() };
+    let total = |candidate: &Candidate<'_>| -> i128 { candidate.most.iter().map(|(_, bps)| bps).sum() };
     found.sort_by_cached_key(|candidate| (std::cmp::Reverse(total(candidate)), candidate.fact.key()));
     found
 }
 
-fn relief(lane: &Lane, from: &Route, to: &Route, load_bps: [u64; 2]) -> i128 {
-    let on = |route: &Route| -> i128 {
-        let at =
-            |&(port, direction, _): &(PortKey, usize, i128)| port == lane.port && direction == lane.direction as usize;
-        shares(route, load_bps).filter(at).map(|(.., bps)| bps).sum()
+/// What a move takes off hot lanes; below 0 where it adds. Lanes are in order of port and direction.
+fn relief(lanes: &[Lane], from: &Route, to: &Route, load_bps: [u64; 2]) -> ByLane {
+    let at = |port: PortKey, direction: usize| {
+        lanes.binary_search_by_key(&(port, direction), |lane| (lane.port, lane.direction as usize)).ok()
     };
-    on(from) - on(to)
+    let mut relief = ByLane::new();
+    for (route, sign) in [(from, 1), (to, -1)] {
+        for (port, direction, bps) in shares(route, load_bps) {
+            let Some(lane) = at(port, direction) else { continue };
+            match relief.iter_mut().find(|(other, _)| *other == lane) {
+                Some((_, sum)) => *sum += sign * bps,
+                None => relief.push((lane, sign * bps)),
+            }
+        }
+    }
+    relief.retain(|&(_, bps)| bps != 0);
+    relief.sort_unstable();
+    relief
 }
 
 /// The set: first one that makes all hot lanes cool; if there is none, one that brings them all below the threshold; if there is none, what helps.

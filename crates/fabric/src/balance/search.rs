@@ -13,11 +13,20 @@ pub(super) struct Problem<'a> {
     needs: Vec<i128>,
     /// What is worth a move, by lane: a thousandth of its capacity.
     worth: Vec<i128>,
-    /// By lane and candidate: the most that this and later ones can take off, and the sum of it.
-    most_from: Vec<Vec<i128>>,
-    sum_from: Vec<Vec<i128>>,
+    /// By lane: those who can take something off it, with the most that this and later ones can, and the sum of it.
+    relievers: Vec<Vec<Reliever>>,
     /// The first candidate behind this one that differs from it in more than its name.
     next_kind: Vec<usize>,
+}
+
+/// A candidate that can take load off a lane.
+#[derive(Clone, Copy)]
+struct Reliever {
+    candidate: usize,
+    most: i128,
+    /// The greatest of this and later ones, and their sum.
+    most_from: i128,
+    sum_from: i128,
 }
 
 /// A greedy answer.
@@ -47,13 +56,17 @@ enum Dive {
 impl<'a> Problem<'a> {
     pub fn new(lanes: &[Lane], candidates: &'a [Candidate<'a>], needs: Vec<i128>) -> Self {
         let count = candidates.len();
-        let mut most_from = vec![vec![0; count + 1]; lanes.len()];
-        let mut sum_from = most_from.clone();
-        for lane in 0..lanes.len() {
-            for n in (0..count).rev() {
-                let most = candidates[n].most(lane);
-                most_from[lane][n] = most_from[lane][n + 1].max(most);
-                sum_from[lane][n] = sum_from[lane][n + 1] + most;
+        let mut relievers: Vec<Vec<Reliever>> = vec![Vec::new(); lanes.len()];
+        for (candidate, one) in candidates.iter().enumerate() {
+            for &(lane, most) in &one.most {
+                relievers[lane].push(Reliever { candidate, most, most_from: most, sum_from: most });
+            }
+        }
+        for all in &mut relievers {
+            for n in (0..all.len().saturating_sub(1)).rev() {
+                let behind = all[n + 1];
+                all[n].most_from = all[n].most.max(behind.most_from);
+                all[n].sum_from = all[n].most + behind.sum_from;
             }
         }
         let mut next_kind = vec![count; count];
@@ -61,7 +74,7 @@ impl<'a> Problem<'a> {
             next_kind[n] = if same_kind(&candidates[n], &candidates[n + 1]) { next_kind[n + 1] } else { n + 1 };
         }
         let worth = lanes.iter().map(|lane| i128::from(lane.capacity_bps / 1000).max(1)).collect();
-        Self { candidates, needs, worth, most_from, sum_from, next_kind }
+        Self { candidates, needs, worth, relievers, next_kind }
     }
 
     /// A number of moves below which no set meets all needs, wherever there is room; `None` if all candidates together do not.
@@ -71,16 +84,17 @@ impl<'a> Problem<'a> {
 
     /// The same for what a given set reaches.
     pub fn at_least_for(&self, steps: &[Step]) -> usize {
-        let reached = |lane: usize| {
-            let sum: i128 = steps.iter().map(|step| self.relief(*step, lane)).sum();
-            sum.min(self.needs[lane])
-        };
-        (0..self.needs.len()).filter_map(|lane| self.fewest(lane, reached(lane))).max().unwrap_or(0)
+        let mut reached = vec![0; self.needs.len()];
+        for &(lane, relief) in steps.iter().flat_map(|step| self.relief(*step)) {
+            reached[lane] += relief;
+        }
+        let fewest = |lane: usize| self.fewest(lane, reached[lane].min(self.needs[lane]));
+        (0..self.needs.len()).filter_map(fewest).max().unwrap_or(0)
     }
 
     /// How many of the largest it takes to meet one lane's need.
     fn fewest(&self, lane: usize, mut need: i128) -> Option<usize> {
-        let mut most: Vec<i128> = self.candidates.iter().map(|candidate| candidate.most(lane)).collect();
+        let mut most: Vec<i128> = self.relievers[lane].iter().map(|reliever| reliever.most).collect();
         most.sort_unstable_by_key(|&bps| Reverse(bps));
         let mut count = 0;
         for bps in most {
@@ -93,8 +107,8 @@ impl<'a> Problem<'a> {
         (need <= 0).then_some(count)
     }
 
-    fn relief(&self, step: Step, lane: usize) -> i128 {
-        self.candidates[step.candidate].exits[step.exit].relief[lane]
+    fn relief(&self, step: Step) -> &'a [(usize, i128)] {
+        &self.candidates[step.candidate].exits[step.exit].relief
     }
 
     /// Whenever there is a next move: the one that takes most off, as far as it is needed; among equals the one that moves least. What takes less than
@@ -122,15 +136,16 @@ impl<'a> Problem<'a> {
 
     /// The exit of a candidate that gains most, then fills its port least, and what it gains.
     fn best_exit(&self, candidate: usize, needs: &[i128], ground: &Ground) -> Option<(usize, i128)> {
-        let Candidate { fact, load_bps, exits } = &self.candidates[candidate];
+        let Candidate { fact, load_bps, exits, .. } = &self.candidates[candidate];
         let mut best: Option<(i128, Reverse<u32>, usize)> = None;
         for (n, exit) in exits.iter().enumerate() {
             let mut gain = 0;
             let mut is_worth_it = false;
-            for ((&need, &relief), &worth) in needs.iter().zip(&exit.relief).zip(&self.worth) {
+            for &(lane, relief) in &exit.relief {
+                let need = needs[lane];
                 if need > 0 {
                     gain += need.min(relief);
-                    is_worth_it |= relief >= worth || (relief > 0 && relief >= need);
+                    is_worth_it |= relief >= self.worth[lane] || relief >= need;
                 }
             }
             if !is_worth_it || best.is_some_and(|(most, ..)| gain < most) {
@@ -150,18 +165,18 @@ impl<'a> Problem<'a> {
     }
 
     fn apply(&self, step: Step, ground: &mut Ground, needs: &mut [i128]) {
-        let Candidate { fact, load_bps, exits } = &self.candidates[step.candidate];
+        let Candidate { fact, load_bps, exits, .. } = &self.candidates[step.candidate];
         ground.claim(fact.route, exits[step.exit].to, *load_bps);
-        for (need, relief) in needs.iter_mut().zip(&exits[step.exit].relief) {
-            *need -= relief;
+        for &(lane, relief) in &exits[step.exit].relief {
+            needs[lane] -= relief;
         }
     }
 
     fn undo(&self, step: Step, ground: &mut Ground, needs: &mut [i128]) {
-        let Candidate { fact, load_bps, exits } = &self.candidates[step.candidate];
+        let Candidate { fact, load_bps, exits, .. } = &self.candidates[step.candidate];
         ground.release(fact.route, exits[step.exit].to, *load_bps);
-        for (need, relief) in needs.iter_mut().zip(&exits[step.exit].relief) {
-            *need += relief;
+        for &(lane, relief) in &exits[step.exit].relief {
+            needs[lane] += relief;
         }
     }
 
@@ -170,7 +185,7 @@ impl<'a> Problem<'a> {
         for n in (0..steps.len()).rev() {
             let step = steps[n];
             let is_superfluous =
-                needs.iter().enumerate().all(|(lane, &need)| need + self.relief(step, lane) <= need.max(0));
+                self.relief(step).iter().all(|&(lane, relief)| needs[lane] + relief <= needs[lane].max(0));
             if is_superfluous {
                 self.undo(step, ground, needs);
                 steps.remove(n);
@@ -203,7 +218,7 @@ impl<'a> Problem<'a> {
         }
         let mut n = from;
         while left > 0 && n < self.candidates.len() && !self.is_hopeless(n, left, needs) {
-            let Candidate { fact, load_bps, exits } = &self.candidates[n];
+            let Candidate { fact, load_bps, exits, .. } = &self.candidates[n];
             for (exit, way) in exits.iter().enumerate() {
                 if *steps_left == 0 {
                     return Dive::OutOfSteps;
@@ -230,9 +245,10 @@ impl<'a> Problem<'a> {
 
     /// Whether `left` moves of candidates from `n` on cannot meet the needs.
     fn is_hopeless(&self, n: usize, left: usize, needs: &[i128]) -> bool {
-        needs.iter().enumerate().any(|(lane, &need)| {
-            let most = self.most_from[lane][n] * left as i128;
-            need > most.min(self.sum_from[lane][n])
+        needs.iter().enumerate().filter(|(_, need)| **need > 0).any(|(lane, &need)| {
+            let all = &self.relievers[lane];
+            let next = all.get(all.partition_point(|reliever| reliever.candidate < n));
+            need > next.map_or(0, |next| (next.most_from * left as i128).min(next.sum_from))
         })
     }
 }
