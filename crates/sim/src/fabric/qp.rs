@@ -2,6 +2,7 @@
 //! that ship. Both ends are here. It sends nothing itself and knows neither ports nor switches.
 
 use super::time::{Ps, Rate, span};
+use super::world::Alone;
 use scalefabric_transport::congestion::{Control, Controller, NotificationPoint};
 use std::collections::VecDeque;
 
@@ -82,6 +83,8 @@ pub struct Qp {
     pub entropy: u32,
     /// The lane that it is for; none: a single message.
     pub lane: Option<u32>,
+    /// How its messages would travel alone.
+    pub alone: Alone,
     /// The controller.
     pub control: Control,
     /// Messages that are not acknowledged.
@@ -152,6 +155,7 @@ impl Qp {
             priority,
             entropy,
             lane: None,
+            alone: Alone::default(),
             control,
             posted: VecDeque::new(),
             acked: 0,

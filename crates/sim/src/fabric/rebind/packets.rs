@@ -22,6 +22,8 @@ const OVERLAP: u32 = 2;
 const WARM: u32 = OVERLAP + 1;
 /// Samples of the measurement.
 const MEASURED: u32 = 10;
+/// Steps of a bucket at most: all there are with 128 nodes. With more, rings would only run ahead of each other for longer before they wait.
+const STEPS: u32 = 254;
 
 /// Watches ports and QPs, moves QPs when the rule says so, and measures at the end.
 struct Mover<'a> {
@@ -121,7 +123,7 @@ pub fn run(cluster: &Cluster, with_rule: bool, progress: &mut dyn FnMut(&World) 
     let mut world = world(setup)?;
     let count = cluster.connections.len();
     let ways = (0..).zip(&cluster.connections).map(|(lane, connection)| connection.way(connection.first, lane));
-    let binding = Rc::new(RefCell::new(Binding { ways: ways.collect(), begun: 0 }));
+    let binding = Rc::new(RefCell::new(Binding { ways: ways.collect(), steps: STEPS, begun: 0 }));
     let hosts: Vec<u32> = cluster.order.iter().map(|node| node * PORTS).collect();
     let mut rings = AllReduce::new(Plan {
         channels: vec![hosts; setup.qps as usize],
@@ -148,6 +150,7 @@ pub fn run(cluster: &Cluster, with_rule: bool, progress: &mut dyn FnMut(&World) 
         progress,
     };
     world.sample_every(SAMPLE);
+    world.forget_messages();
     if let End::Stuck(stuck) = world.run(&mut rings, Ps::NEVER, &mut mover) {
         return Err(stuck.to_string());
     }

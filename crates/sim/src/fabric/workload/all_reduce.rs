@@ -38,6 +38,9 @@ pub struct Way {
 pub struct Binding {
     /// For each channel and sending member: channel x members + member.
     pub ways: Vec<Way>,
+    /// A bucket ends after so many steps of its ring, at most; 0: after all 2(n-1). All steps of a ring are alike, so fewer of them only let rings wait for each other
+    /// more often.
+    pub steps: u32,
     /// How many buckets are begun.
     pub begun: u32,
 }
@@ -87,6 +90,8 @@ pub struct AllReduce {
     /// Members times channels that are not done, for each place.
     missing: Vec<u32>,
     members: usize,
+    /// Steps of a ring.
+    steps: u32,
     open: u64,
     /// When each iteration ended.
     ends: Vec<Ps>,
@@ -100,6 +105,11 @@ impl AllReduce {
     pub fn new(plan: Plan) -> Self {
         let overlap = plan.overlap.clamp(1, plan.buckets.max(1)) as usize;
         let members = plan.channels.first().map_or(0, Vec::len);
+        let all = 2 * (members as u32).saturating_sub(1);
+        let steps = match plan.binding.as_ref().map(|binding| binding.borrow().steps) {
+            None | Some(0) => all,
+            Some(most) => all.min(most),
+        };
         let cells = overlap * plan.channels.len() * members;
         Self {
             begun: false,
@@ -108,6 +118,7 @@ impl AllReduce {
             progress: vec![Progress::default(); cells],
             missing: vec![0; overlap],
             members,
+            steps,
             open: 0,
             ends: Vec::new(),
             plan,
@@ -132,7 +143,7 @@ impl AllReduce {
 
     fn pieces(&self) -> u32 {
         match self.plan.shape {
-            Shape::Ring => 2 * (self.members as u32 - 1),
+            Shape::Ring => self.steps,
             Shape::Tree { piece } => self.share().div_ceil(piece.max(1)).max(1) as u32,
         }
     }
@@ -298,6 +309,9 @@ impl Workload for AllReduce {
     }
 
     fn bytes(&self) -> u64 {
+        if self.plan.binding.is_some() {
+            return 0;
+        }
         let bucket = self.plan.bytes / u64::from(self.plan.buckets.max(1));
         2 * bucket * (self.members as u64 - 1) * u64::from(self.total())
     }
