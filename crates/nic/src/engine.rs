@@ -388,8 +388,8 @@ impl Nic {
         if datagram.bytes.get(int::FLAGS_AT).is_some_and(|flags| flags & int::TRAILED != 0) {
             match int::split(datagram.bytes) {
                 Ok((packet, trailer)) => {
-                    let datagram = Datagram { bytes: packet, ..*datagram };
-                    return self.take_packet(now, memory, port_num, &datagram, Some(&trailer));
+                    let bare = Datagram { bytes: packet, ..*datagram };
+                    return self.take_packet(now, memory, port_num, (&bare, datagram), Some(&trailer));
                 }
                 // Receivers ignore reserved bits: the packet is judged as it is.
                 Err(NoTrailer::Absent) => {}
@@ -398,7 +398,7 @@ impl Nic {
                 }
             }
         }
-        self.take_packet(now, memory, port_num, datagram, None);
+        self.take_packet(now, memory, port_num, (datagram, datagram), None);
     }
 
     /// Takes a datagram that is like the one before it in its train the short way; false if it has to go the long one.
@@ -429,19 +429,19 @@ impl Nic {
         taken
     }
 
-    /// Takes a datagram without what stood behind its ICRC.
+    /// Takes a datagram without what stood behind its ICRC; beside it the whole one, for whoever it is for.
     #[inline]
     fn take_packet(
         &mut self,
         now: Time,
         memory: &Access<'_>,
         port_num: u8,
-        datagram: &Datagram<'_>,
+        (datagram, whole): (&Datagram<'_>, &Datagram<'_>),
         trailer: Option<&Trailer>,
     ) {
         let index = usize::from(port_num) - 1;
         let batch = &mut self.fabric.batches[index];
-        match self.ingress.sort(port_num, datagram, batch) {
+        match self.ingress.sort(port_num, datagram, whole, batch) {
             Sorted::Done => {}
             Sorted::Qp(qp, packet) => {
                 if !self.deliver(qp, now, memory, port_num, datagram, (&packet, trailer)) {

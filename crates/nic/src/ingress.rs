@@ -221,9 +221,15 @@ impl Ingress {
         }
     }
 
-    /// Checks a datagram and finds out for whom it is.
+    /// Checks a datagram and finds out for whom it is. `whole`: with what stood behind its ICRC, as another slot gets it.
     #[inline]
-    pub fn sort<'a>(&mut self, port_num: u8, datagram: &Datagram<'a>, batch: &mut Batch) -> Sorted<'a> {
+    pub fn sort<'a>(
+        &mut self,
+        port_num: u8,
+        datagram: &Datagram<'a>,
+        whole: &Datagram<'_>,
+        batch: &mut Batch,
+    ) -> Sorted<'a> {
         let packet = match Packet::parse(datagram.bytes) {
             Ok(packet) => packet,
             Err(invalid) => {
@@ -235,7 +241,7 @@ impl Ingress {
         let slot = (qpn.get() >> 16) as u8;
         let ours = slot == self.slot || qpn == Qpn::MULTICAST || qpn == Qpn::GSI;
         if !ours {
-            let passed = self.handover.as_mut().is_some_and(|h| h.pass(slot, port_num, datagram));
+            let passed = self.handover.as_mut().is_some_and(|h| h.pass(slot, port_num, whole));
             if !passed {
                 batch.drop_packet(DropReason::NoSuchQp);
             }

@@ -162,8 +162,13 @@ fn a_datagram_for_another_slot_is_handed_over_as_it_came() {
     let for_slot = |slot: u8| sealed(vec![0x04, 0, 0xff, 0xff, 0, slot, 0, 1, 0, 0, 0, 0]);
     w.wire.inject(packet(for_slot(9)));
     w.wire.inject(packet(for_slot(8)));
+    // Telemetry goes with it.
+    let mut trailed = for_slot(9);
+    trailed[int::FLAGS_AT] |= int::TRAILED;
+    trailed.extend(int::ROOM);
+    w.wire.inject(packet(trailed.clone()));
     w.settle();
-    assert_eq!(*passed.lock().unwrap(), [(9, 1, for_slot(9)), (8, 1, for_slot(8))]);
+    assert_eq!(*passed.lock().unwrap(), [(9, 1, for_slot(9)), (8, 1, for_slot(8)), (9, 1, trailed)]);
     let counters = w.nodes[1].nic.counters(1);
     assert_eq!((counters.drops(DropReason::NoSuchQp), counters.all_drops()), (1, 1), "slot 8 had no room");
 }
