@@ -14,6 +14,7 @@ pub mod fabric;
 pub mod folder;
 pub mod library;
 pub mod linux_stage;
+pub mod netns;
 pub mod pinned;
 pub mod products;
 pub mod runner;

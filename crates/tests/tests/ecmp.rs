@@ -5,13 +5,12 @@ use scalefabric_control::topology::{NicReport, NodeReport, PortName, PortReport,
 use scalefabric_fabric::ecmp::EcmpHash;
 use scalefabric_nic::provider::SoftwareProvider;
 use scalefabric_sim::switch::body::Forwarder;
-use scalefabric_sim::switch::tun::Tun;
 use scalefabric_sim::switch::{Network, SwitchId};
+use scalefabric_tests::netns::{Namespace, Peer, interface};
 use scalefabric_verbs::*;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::BufRead;
 use std::net::IpAddr;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -128,76 +127,10 @@ fn blank() -> WorkCompletion {
     }
 }
 
-/// A process in a namespace.
-struct Peer {
-    process: std::process::Child,
-    answers: BufReader<std::process::ChildStdout>,
-    key: (u32, u32, u64),
-}
-
-impl Peer {
-    fn start(namespace: &str, config: &std::path::Path) -> Self {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
-        command.args(["--exact", "child", "--nocapture", "--test-threads=1"]);
-        command.env(CHILD, "1").env("SCALEFABRIC_CONFIG", config).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let answers = BufReader::new(process.stdout.take().unwrap());
-        let mut peer = Self { process, answers, key: (0, 0, 0) };
-        let hello = peer.answer();
-        let words: Vec<u64> = hello.split(' ').map(|word| word.parse().unwrap()).collect();
-        peer.key = (words[0] as u32, words[1] as u32, words[2]);
-        peer
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
-        self.answer()
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the process in the namespace has ended");
-            // The test harness of the child prints before it.
-            if let Some((_, answer)) = line.split_once('@') {
-                return answer.trim().into();
-            }
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
-    }
-}
-
-/// A namespace whose only way out leads into the switch.
-struct Namespace(String);
-
-impl Namespace {
-    fn new(name: &str, tun: &Tun, address: IpAddr) -> Self {
-        let namespace = Self(format!("sfecmp-{name}-{}", std::process::id()));
-        ip(&["netns", "add", &namespace.0]);
-        ip(&["link", "set", "dev", tun.name(), "netns", &namespace.0]);
-        ip(&["-n", &namespace.0, "addr", "add", &format!("{address}/24"), "dev", tun.name()]);
-        ip(&["-n", &namespace.0, "link", "set", "dev", tun.name(), "mtu", "1500", "up"]);
-        namespace
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
-}
-
-fn ip(words: &[&str]) {
-    let output = Command::new("ip").args(words).output().unwrap();
-    assert!(output.status.success(), "ip {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+/// QPN, key and address.
+fn key(peer: &Peer) -> (u32, u32, u64) {
+    let number = |n: usize| peer.hello[n].parse::<u64>().unwrap();
+    (number(0) as u32, number(1) as u32, number(2))
 }
 
 const ADDRESSES: [[u8; 4]; 2] = [[10, 77, 3, 1], [10, 77, 3, 2]];
@@ -277,17 +210,12 @@ fn assert_taken(forwarder: &Forwarder, way: &Way) {
 
 #[test]
 fn the_live_nic_takes_the_way_that_was_chosen_and_changes_it_while_it_is_connected() {
-    // SAFETY: plain system call that cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        return eprintln!("skipped: makes network namespaces, which needs root");
-    }
-    let name = |n: usize| format!("sfe{n}-{}", std::process::id());
-    let tuns = [Tun::create(&name(0)), Tun::create(&name(1))];
-    let [Ok(left), Ok(right)] = tuns else {
-        return eprintln!("skipped: no tun interfaces here: {tuns:?}");
+    let (left, right) = match (interface("sfe0"), interface("sfe1")) {
+        (Ok(left), Ok(right)) => (left, right),
+        (Err(why), _) | (_, Err(why)) => return eprintln!("skipped: {why}"),
     };
     let addresses = ADDRESSES.map(IpAddr::from);
-    let spaces = [Namespace::new("a", &left, addresses[0]), Namespace::new("b", &right, addresses[1])];
+    let spaces = [Namespace::new(&left, addresses[0]), Namespace::new(&right, addresses[1])];
     let configs = [&left, &right].map(|tun| {
         let path = std::env::temp_dir().join(format!("{}.toml", tun.name()));
         let text = format!("[[device]]\nname = \"ecmp\"\n[[device.port]]\ninterface = \"{}\"\n", tun.name());
@@ -303,9 +231,9 @@ fn the_live_nic_takes_the_way_that_was_chosen_and_changes_it_while_it_is_connect
     assert_eq!(ways.len(), 8);
     let labels: Vec<u32> = ways.iter().map(|way| topology.path(way, &Wish::default()).unwrap().flow_label).collect();
 
-    let mut a = Peer::start(&spaces[0].0, &configs[0]);
-    let mut b = Peer::start(&spaces[1].0, &configs[1]);
-    let ((a_qpn, ..), (b_qpn, rkey, addr)) = (a.key, b.key);
+    let mut a = Peer::start(&spaces[0], &configs[0], CHILD);
+    let mut b = Peer::start(&spaces[1], &configs[1], CHILD);
+    let ((a_qpn, ..), (b_qpn, rkey, addr)) = (key(&a), key(&b));
     assert_eq!(a.ask(&format!("connect {b_qpn} {} {}", addresses[1], labels[0])), "ok");
     assert_eq!(b.ask(&format!("connect {a_qpn} {} 0", addresses[0])), "ok");
     for (n, (way, label)) in ways.iter().zip(&labels).enumerate() {
