@@ -57,6 +57,7 @@ pub const CASES: &[Case] = &[
     ("perm128", || perm128("none")),
     ("perm128-dcqcn", || perm128("dcqcn-reference")),
     ("perm128-hpcc", || perm128("hpcc")),
+    ("perm128-hpcc-pint", || perm128("hpcc-pint")),
     ("incast16-hpcc", || {
         let flows = flows(include_str!("../../reference/incast16.csv"), "incast16.csv", 17)?;
         measure("incast16 HPCC", Topology::star(17, WIRE), flows, "hpcc", Ps::NEVER, 200.0)
