@@ -16,21 +16,24 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 48.0;
+/// Up to so many points of a line are drawn as points, too.
+const FEW: usize = 12;
 const COLOURS: [&str; 8] = ["#1f5fa8", "#c2571a", "#2a7f46", "#8a3fa0", "#a88a1f", "#17808c", "#a83250", "#555555"];
 
 /// Steps of an axis: about five round numbers, or powers of ten.
 fn ticks(low: f64, high: f64, by_powers: bool) -> Vec<f64> {
     if by_powers {
-        let mut at = 1.0;
-        while at * 10.0 <= low {
-            at *= 10.0;
+        let mut power = 1.0;
+        while power * 10.0 <= low {
+            power *= 10.0;
         }
+        // Powers of ten alone are too few for less than three of them.
+        let between: &[f64] = if high < low * 1000.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let mut all = Vec::new();
-        while at <= high * 1.001 {
-            if at >= low * 0.999 {
-                all.push(at);
-            }
-            at *= 10.0;
+        while power <= high * 1.001 {
+            let these = between.iter().map(|times| power * times);
+            all.extend(these.filter(|at| (low * 0.999..=high * 1.001).contains(at)));
+            power *= 10.0;
         }
         return all;
     }
@@ -148,6 +151,7 @@ pub fn lines(title: &str, x_name: &str, y_name: &str, lines: &[Line], by_powers:
         (TOP + HEIGHT - BOTTOM) / 2.0,
         escaped(y_name)
     );
+    let legend_top = legend_top(lines, &place, &height);
     for (index, line) in lines.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
         let mut path = String::new();
@@ -158,8 +162,13 @@ pub fn lines(title: &str, x_name: &str, y_name: &str, lines: &[Line], by_powers:
             continue;
         }
         let _ = writeln!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
+        // Few points are figures of their own.
+        for (x, y) in line.points.iter().filter(|_| line.points.len() <= FEW) {
+            let (x, y) = (place(*x), height(*y));
+            let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+        }
         if lines.len() > 1 && !line.name.is_empty() {
-            let y = TOP + 14.0 + 15.0 * index as f64;
+            let y = legend_top + 14.0 + 15.0 * index as f64;
             let _ = writeln!(
                 svg,
                 "<text x=\"{:.1}\" y=\"{y:.1}\" fill=\"{colour}\">{}</text>",
@@ -171,6 +180,26 @@ pub fn lines(title: &str, x_name: &str, y_name: &str, lines: &[Line], by_powers:
     svg + "</svg>\n"
 }
 
+/// Where the names of lines begin: at the top on the left, or at the bottom, where fewer lines are in their way.
+fn legend_top(lines: &[Line], place: &impl Fn(f64) -> f64, height: &impl Fn(f64) -> f64) -> f64 {
+    let (tall, wide) = (15.0 * lines.len() as f64 + 6.0, LEFT + 170.0);
+    let bottom = HEIGHT - BOTTOM - tall;
+    let crossings = |top: f64| {
+        let between = |pair: &[(f64, f64)]| {
+            let [(x0, y0), (x1, y1)] = [pair[0], pair[1]].map(|(x, y)| (place(x), height(y)));
+            (0..=20)
+                .map(f64::from)
+                .filter(|step| {
+                    let (x, y) = (x0 + (x1 - x0) * step / 20.0, y0 + (y1 - y0) * step / 20.0);
+                    x < wide && y > top && y < top + tall
+                })
+                .count()
+        };
+        lines.iter().flat_map(|line| line.points.windows(2)).map(between).sum::<usize>()
+    };
+    if crossings(bottom) < crossings(TOP) { bottom } else { TOP }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,10 +208,19 @@ mod tests {
     fn axes_have_round_numbers() {
         assert_eq!(ticks(0.0, 10.0, false), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!(ticks(300.0, 2e6, true), [1e3, 1e4, 1e5, 1e6]);
+        assert_eq!(ticks(8.0, 128.0, true), [10.0, 20.0, 50.0, 100.0]);
         assert_eq!(label(1_500_000.0), "1.5M");
         for value in [1.0, 2.0, 9.99, 10.0, 12_345.0, 0.02] {
             assert!((powers(value) - value.log10()).abs() < 1e-9, "{value}");
         }
+    }
+
+    #[test]
+    fn names_stand_where_lines_do_not() {
+        let along = |y: f64| Line { name: format!("at {y}"), points: vec![(0.0, y), (1.0, y)] };
+        let row = |svg: &str| svg.lines().any(|line| line.contains("y=\"50.0\"") && line.contains("at "));
+        assert!(row(&lines("t", "x", "y", &[along(1.0), along(2.0), along(40.0)], false)), "at the top");
+        assert!(!row(&lines("t", "x", "y", &[along(38.0), along(39.0), along(40.0)], false)), "at the bottom");
     }
 
     #[test]
