@@ -38,8 +38,7 @@ const SLOW: Bottleneck = Bottleneck {
     seed: 1,
 };
 
-/// Bytes until senders have found their rates, and bytes that are judged: four seconds, so that one packet that this machine loses, and the 2 s until it is sent again, make no
-/// difference.
+/// Bytes until senders have found their rates, and bytes that are judged: four seconds, so that a sender that waits for its retransmission timer, 2 s, is not all that is seen.
 const WARM_UP: u64 = 24_000_000;
 const MEASURED: u64 = 96_000_000;
 
