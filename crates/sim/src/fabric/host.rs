@@ -150,23 +150,17 @@ impl World {
     /// PFC lets a priority of a host go on.
     pub(super) fn let_go(&mut self, node: u32) {
         let stopped = self.ports[self.hosts[node as usize].port as usize].stopped();
-        // The list goes back as it is, so that a pause that ends allocates nothing.
-        let mut held = std::mem::take(&mut self.hosts[node as usize].held);
-        let mut kept = 0;
-        for n in 0..held.len() {
-            let which = held[n];
+        let held = std::mem::take(&mut self.hosts[node as usize].held);
+        for which in held {
             let qp = &mut self.qps[which as usize];
             if stopped & (1 << qp.priority) != 0 {
-                held[kept] = which;
-                kept += 1;
+                self.hosts[node as usize].held.push(which);
                 continue;
             }
             qp.held = false;
             self.offer(which);
             self.close_if_done(which);
         }
-        held.truncate(kept);
-        self.hosts[node as usize].held = held;
     }
 
     /// Puts the next packet of a QP on the wire.
