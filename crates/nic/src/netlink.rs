@@ -1,5 +1,5 @@
 //! What the kernel says about network interfaces: a dump of links and addresses, and a descriptor that becomes readable
-//! when one of them changes (rtnetlink, RFC 3549); and, in [`neighbour`], routes and neighbours. Nothing here changes an interface.
+//! when one of them changes (rtnetlink, RFC 3549); and, in `neighbour`, routes and neighbours. Nothing here changes an interface.
 //!
 //! Messages are parsed from bytes by hand, with checked lengths: the few attributes that matter here do not need a
 //! library.

@@ -2,7 +2,7 @@
 //! UDP. Steps 6 and 7 of the walk, where the configuration asks for it.
 //!
 //! It stands beside the UDP port, not in its place. The UDP sockets stay, hold the addresses, and take whatever the program at the interface
-//! does not turn aside (see [`program`]); what the kernel alone can send (to this host itself, by another interface, to a group, to a
+//! does not turn aside (see `program`); what the kernel alone can send (to this host itself, by another interface, to a group, to a
 //! neighbour whose MAC address nobody knows yet) leaves by them, byte by byte the same. So one process of a shared device has the interface's
 //! program, and the others go on with UDP.
 //!
