@@ -102,6 +102,8 @@ fn a_peer_that_was_killed_ends_in_retry_exceeded() {
     a.ask(&format!("connect {} {}", word(&qb, 0), word(&qb, 3)));
     b.ask(&format!("connect {} {}", word(&qa, 0), word(&qa, 3)));
     b.kill();
+    // Until it has noticed, its WRITEs still reach the memory that it has mapped.
+    parent::until("the slot is not free", || number(&a.ask("slots"), "alive") == 1);
     assert_eq!(a.ask(&format!("write {} {} 1", word(&qb, 1), word(&qb, 2))), "RetryExcErr");
 }
 
