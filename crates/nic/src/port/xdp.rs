@@ -3,7 +3,7 @@
 //!
 //! It stands beside the UDP port, not in its place. The UDP sockets stay, hold the addresses, and take whatever the program at the interface
 //! does not turn aside (see `program`); what the kernel alone can send (to this host itself, by another interface, to a group, to a
-//! neighbour whose MAC address nobody knows yet) leaves by them, byte by byte the same. So one process of a shared device has the interface's
+//! neighbour whose MAC address nobody knows yet) leaves by them, the same but for the UDP checksum over IPv4. So one process of a shared device has the interface's
 //! program, and the others go on with UDP.
 //!
 //! The IP header is ours and visible here: identifications are exact, and nothing has to be solved for.
