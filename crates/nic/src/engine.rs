@@ -538,6 +538,11 @@ impl Nic {
         let mut caller = Caller { transport, touched, wake_at };
         let result = call(&mut caller, &mut host);
         let state = transport.state();
+        if core::mem::take(&mut side.heard_in_rtr)
+            && let Some(setup) = &self.fabric.direct
+        {
+            setup.open_gate(side, transport);
+        }
         if state != side.shared.state() {
             side.shared.set_state(state);
             if let (Some(setup), false) = (&self.fabric.direct, matches!(state, QpState::Rts | QpState::Sqd)) {

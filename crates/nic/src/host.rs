@@ -705,6 +705,10 @@ impl Host for QpHost<'_, '_> {
         self.directly(wqe, attr, done, psns)
     }
 
+    fn could_execute_directly(&mut self, wqe: &SendWqe, attr: &QpAttr) -> bool {
+        self.could_go_directly(wqe, attr)
+    }
+
     #[inline]
     fn may_execute_directly(&self) -> bool {
         self.fabric.direct.is_some() && !self.side.direct.is_wire(self.now)
@@ -757,6 +761,7 @@ impl Host for QpHost<'_, '_> {
 
     fn event(&mut self, event: EventType) {
         let qpn = self.side.shared.qpn;
+        self.side.heard_in_rtr |= event == EventType::CommEst;
         self.fabric.listeners.tell(&self.side.events, event, EventSubject::QueuePair(qpn));
         for events in &self.side.more_events {
             self.fabric.listeners.tell(events, event, EventSubject::QueuePair(qpn));

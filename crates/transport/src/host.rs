@@ -344,9 +344,15 @@ pub trait Host {
         Direct::Wire
     }
 
-    /// False if [`Host::execute_directly`] would only ever say [`Direct::Wire`] now. By default it has to be asked.
+    /// False if [`Host::execute_directly`] would only ever say [`Direct::Wire`] now, as it does by default.
     fn may_execute_directly(&self) -> bool {
-        true
+        false
+    }
+
+    /// Whether [`Host::execute_directly`] would do this request if nothing else of the QP were under way, as far as can be seen without
+    /// touching anything: then it is worth waiting until nothing is.
+    fn could_execute_directly(&mut self, _wqe: &SendWqe, _attr: &QpAttr) -> bool {
+        false
     }
 
     /// Whether somebody watches: then [`Host::show`] hears of each packet that a request which was executed at once would have needed.

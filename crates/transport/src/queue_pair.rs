@@ -269,6 +269,11 @@ impl QueuePair {
         }
     }
 
+    /// Whether packets have come from its peer since RESET.
+    pub fn is_established(&self) -> bool {
+        self.responder.is_established()
+    }
+
     /// PSNs that its own requests would have taken which the host executed without packets, since RESET.
     pub fn executed_psns(&self) -> u32 {
         self.requester.executed_psns

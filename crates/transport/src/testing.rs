@@ -135,6 +135,8 @@ pub struct TestHost {
     pub mtu: Mtu,
     /// What becomes of the next one-sided requests that the host is asked to execute itself; then packets go.
     pub direct: VecDeque<Direct>,
+    /// Whether it would execute more of them if nothing were under way.
+    pub could_execute: bool,
     /// For which WQE it was asked, and from which byte on.
     pub asked: Vec<(u64, u32)>,
     /// Whoever asks for a plain WRITE finds none: WQEs are taken one by one.
@@ -189,6 +191,7 @@ impl TestHost {
             paths: [None; 2],
             mtu: Mtu::Mtu1024,
             direct: VecDeque::new(),
+            could_execute: false,
             asked: Vec::new(),
             hides_plain_writes: false,
             has_srq: false,
@@ -504,6 +507,14 @@ impl Host for TestHost {
         let Some(outcome) = self.direct.pop_front() else { return Direct::Wire };
         self.asked.push((wqe.wr_id, done));
         outcome
+    }
+
+    fn may_execute_directly(&self) -> bool {
+        self.could_execute || !self.direct.is_empty()
+    }
+
+    fn could_execute_directly(&mut self, _wqe: &SendWqe, _attr: &QpAttr) -> bool {
+        self.could_execute
     }
 
     fn emit(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {

@@ -1,6 +1,6 @@
 //! The gate of a QP: on which terms its peer, in another process of the device, may execute requests by itself.
 //!
-//! Its owner opens it when the QP comes to RTS and closes it before anything of the terms changes; only the owner writes the
+//! Its owner opens it when the QP comes to RTS, or in RTR when the first packet has come, and closes it before anything of the terms changes; only the owner writes the
 //! terms, and only while it is closed. An accessor reads them once, remembers the generation, and from then on compares one word an
 //! operation, after it has published its hazard.
 //!

@@ -278,6 +278,7 @@ impl Nic {
                     congestion_named: false,
                     direct: DirectRoute::Unknown,
                     direct_requests: 0,
+                    heard_in_rtr: false,
                 },
                 touched: false,
                 batch: 0,

@@ -9,8 +9,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use scalefabric_transport::host::{Direct, SendWqe, WqeOp};
-use scalefabric_transport::{Counter, Time, Traffic};
-use scalefabric_verbs::{MigState, QpAttr, QpState, QpType};
+use scalefabric_transport::{Counter, QueuePair, Time, Traffic};
+use scalefabric_verbs::{AccessFlags, MigState, QpAttr, QpState, QpType};
 
 use super::entry::{QpShared, QpSide};
 use super::{Engine, Nic};
@@ -51,6 +51,30 @@ impl Setup {
     /// Only between QPs of one process.
     pub fn alone() -> std::io::Result<Self> {
         Ok(Self { file: OwnFile::new()?, neighbours: None, tapes: Vec::new() })
+    }
+
+    /// Opens a QP's gate, which is closed and empty, if its peer may go through.
+    pub(super) fn open_gate(&self, side: &QpSide, transport: &QueuePair) {
+        let attr = transport.query();
+        let hears = match attr.qp_state {
+            QpState::Rts | QpState::Sqd => true,
+            // The first packet has to be one: it raises COMM_EST.
+            QpState::Rtr => transport.is_established(),
+            _ => false,
+        };
+        if hears && side.shared.qp_type == QpType::Rc && attr.path_mig_state == MigState::Migrated {
+            self.file.gate(side.shared.index()).open(&Terms {
+                qpn: side.shared.qpn,
+                pd: side.pd,
+                access: attr.qp_access_flags,
+                peer_qpn: attr.dest_qp_num,
+                peer_gid: attr.ah_attr.dgid,
+                sgid_index: attr.ah_attr.sgid_index,
+                port_num: attr.port_num,
+                max_dest_rd_atomic: attr.max_dest_rd_atomic,
+                pkey_index: attr.pkey_index,
+            });
+        }
     }
 }
 
@@ -114,6 +138,12 @@ impl OpenRoute {
         };
         self.last_key.set((key, slot));
         slot
+    }
+
+    /// Whether the peer's process is a member of the device.
+    fn is_there(&self) -> bool {
+        let is_there = |neighbour| self.others.as_ref().is_some_and(|others| others.is_there(neighbour));
+        self.neighbour.as_ref().is_none_or(|neighbour| is_there(neighbour))
     }
 
     /// Announces what of the peer is about to be touched, which the caller puts a full fence behind; nothing is needed where the peer is this
@@ -204,27 +234,46 @@ fn find(setup: &Setup, tables: &Tables, shared: &QpShared, attr: &QpAttr) -> Opt
 }
 
 impl QpHost<'_, '_> {
-    /// Executes a request of this QP on the memory of its peer, if that is on this host and everything allows it.
-    pub(crate) fn directly(&mut self, wqe: &SendWqe, attr: &QpAttr, done: u32, psns: u32) -> Direct {
-        let Some((right, counts)) = needs(&wqe.op) else { return Direct::Wire };
-        let Self { side, fabric, memory, now, .. } = self;
-        let Some(setup) = &fabric.direct else { return Direct::Wire };
+    /// The right that a request needs, if the way to its peer's memory is known and its terms allow it. The way is looked for if it is time to.
+    fn allowed(&mut self, wqe: &SendWqe, attr: &QpAttr) -> Option<AccessFlags> {
+        let (right, counts) = needs(&wqe.op)?;
+        let Self { side, fabric, now, .. } = self;
+        let setup = fabric.direct.as_ref()?;
         let tables = fabric.tables.generation();
         let known = match &side.direct {
             DirectRoute::Open(route) => route.tables == tables,
-            DirectRoute::Wire(until) if now.0 < *until => return Direct::Wire,
+            DirectRoute::Wire(until) if now.0 < *until => return None,
             _ => false,
         };
         if fabric.faults.is_some() || !(known || look(setup, &fabric.tables, side, attr, now.0)) {
-            return Direct::Wire;
+            return None;
         }
+        let DirectRoute::Open(route) = &side.direct else { return None };
+        let Terms { access, max_dest_rd_atomic, .. } = route.open.terms;
+        (access.contains(right) && !(counts && max_dest_rd_atomic == 0)).then_some(right)
+    }
+
+    /// Whether [`QpHost::directly`] would execute a request, as it looks now: nothing is announced, since nothing is touched.
+    pub(crate) fn could_go_directly(&mut self, wqe: &SendWqe, attr: &QpAttr) -> bool {
+        let Some(right) = self.allowed(wqe, attr) else { return false };
+        let Self { side, memory, .. } = self;
+        let DirectRoute::Open(route) = &side.direct else { return false };
+        if !route.is_there() || route.is_open().is_err() {
+            side.direct = DirectRoute::Unknown;
+            return false;
+        }
+        let slot = route.slot_of(memory.table(), rkey_of(&wqe.op).1.0);
+        let peer = Peer { pd: route.open.terms.pd, qpn: route.open.terms.qpn };
+        request::is_within_reach(wqe, memory, route.neighbour.as_deref(), peer, right, slot)
+    }
+
+    /// Executes a request of this QP on the memory of its peer, if that is on this host and everything allows it.
+    pub(crate) fn directly(&mut self, wqe: &SendWqe, attr: &QpAttr, done: u32, psns: u32) -> Direct {
+        let Some(right) = self.allowed(wqe, attr) else { return Direct::Wire };
+        let Self { side, fabric, memory, .. } = self;
         let (pd, shared) = (side.pd, &side.shared);
         let Some(ring) = &shared.send else { return Direct::Wire };
         let DirectRoute::Open(route) = &side.direct else { return Direct::Wire };
-        let Terms { access, max_dest_rd_atomic, .. } = route.open.terms;
-        if !access.contains(right) || counts && max_dest_rd_atomic == 0 {
-            return Direct::Wire;
-        }
         let slot = route.slot_of(memory.table(), rkey_of(&wqe.op).1.0);
         let announced = route.announce(slot);
         full_fence();
@@ -309,23 +358,7 @@ impl Nic {
         Self::wait_gate(setup, qp);
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return };
         entry.side.direct = DirectRoute::Unknown;
-        let attr = entry.transport.query();
-        let is_ready = matches!(attr.qp_state, QpState::Rts | QpState::Sqd)
-            && entry.side.shared.qp_type == QpType::Rc
-            && attr.path_mig_state == MigState::Migrated;
-        if is_ready {
-            gate.open(&Terms {
-                qpn: entry.side.shared.qpn,
-                pd: entry.side.pd,
-                access: attr.qp_access_flags,
-                peer_qpn: attr.dest_qp_num,
-                peer_gid: attr.ah_attr.dgid,
-                sgid_index: attr.ah_attr.sgid_index,
-                port_num: attr.port_num,
-                max_dest_rd_atomic: attr.max_dest_rd_atomic,
-                pkey_index: attr.pkey_index,
-            });
-        }
+        setup.open_gate(&entry.side, &entry.transport);
     }
 
     /// The QP is in RESET, or goes.

@@ -175,6 +175,8 @@ pub struct QpSide {
     pub direct: DirectRoute,
     /// Those that were executed without packets.
     pub direct_requests: u64,
+    /// In RTR the first packet has come, and its peer may go on without: the gate is to be opened.
+    pub heard_in_rtr: bool,
 }
 
 /// A QP without that CQ.

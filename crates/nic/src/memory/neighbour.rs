@@ -120,6 +120,16 @@ pub struct Grant<'n> {
     relaxed: bool,
 }
 
+impl Grant<'_> {
+    /// Whether anything can be done there: only WRITE and READ (`moves`) where it is not mapped, if the kernel lets us.
+    pub fn is_within_reach(&self, moves: bool) -> bool {
+        match self.place {
+            Place::Here(_) => true,
+            Place::There(other, _) => moves && !other.is_refused(),
+        }
+    }
+}
+
 /// Where the bytes of a WRITE come from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a, I> {

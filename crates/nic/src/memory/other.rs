@@ -88,6 +88,11 @@ impl Other {
         }
     }
 
+    /// Whether its memory cannot be reached at all, as far as is known.
+    pub fn is_refused(&self) -> bool {
+        self.pid == 0 || self.refused.load(Ordering::Relaxed) != 0
+    }
+
     /// Asks the kernel whether it lets us, by reading a byte that no process has: it looks at the permission first.
     pub fn ask(&self) {
         let mut byte = 0u8;
@@ -150,7 +155,7 @@ impl Other {
 
     /// Runs calls that reach into it, and looks before and behind them whether it is still the same process.
     fn reach(&self, calls: impl FnOnce() -> Result<(), Unreached>) -> Result<(), Unreached> {
-        if self.pid == 0 || self.refused.load(Ordering::Relaxed) != 0 {
+        if self.is_refused() {
             return Err(Unreached);
         }
         let begun = clock::now().0;

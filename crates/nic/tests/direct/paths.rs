@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use scalefabric_transport::Counter;
+use scalefabric_verbs::event::EventType;
 use scalefabric_verbs::*;
 
 use crate::node::*;
@@ -353,4 +354,71 @@ fn a_long_message_takes_several_turns_and_arrives_whole() {
     assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success)]);
     assert_eq!(read(&there, 0, LONG), pattern(9, LONG));
     assert_eq!(direct(&w), 1);
+}
+
+/// QPs of nodes 0 and 1, of which the second stays in RTR, as who only serves does.
+fn connect_to_rtr(w: &World) -> [Arc<dyn QueuePair>; 2] {
+    let qps = [w.nodes[0].qp(QpType::Rc), w.nodes[1].qp(QpType::Rc)];
+    for side in 0..2 {
+        let av = AddressVector::new(1, sgid(side), gid(2 - side as u8));
+        let steps = [
+            QpAttr::init(QpType::Rc, 1, AccessFlags::REMOTE_WRITE),
+            QpAttr::rtr(QpType::Rc, qps[1 - side].qp_num(), Psn::new(1), Mtu::Mtu1024, av),
+            QpAttr::rts(QpType::Rc, Psn::new(1)),
+        ];
+        for (attr, mask) in &steps[..3 - side] {
+            qps[side].modify(attr, *mask).unwrap();
+        }
+    }
+    qps
+}
+
+#[test]
+fn a_peer_in_rtr_hears_of_the_first_request_by_a_packet_and_of_the_others_not() {
+    let mut w = world(true);
+    let [a, b] = connect_to_rtr(&w);
+    let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    let op = SendOp::Write { remote_addr: there.addr(), rkey: there.rkey() };
+    send(&a, 1, op, &here, 0, 64);
+    w.settle();
+    assert_eq!((outcome(&w.nodes[0].poll()), direct(&w)), (vec![(1, WcStatus::Success)], 0));
+    let established = AsyncEvent { event_type: EventType::CommEst, subject: EventSubject::QueuePair(b.qp_num()) };
+    assert_eq!(w.nodes[1].events(), [established]);
+    // The way is looked for again after a while.
+    w.advance(2_000_000);
+    send(&a, 2, op, &here, 0, 64);
+    w.settle();
+    assert_eq!((outcome(&w.nodes[0].poll()), direct(&w)), (vec![(2, WcStatus::Success)], 1));
+    assert_eq!(w.nodes[1].events(), []);
+    assert_eq!(b.query().unwrap().0.qp_state, QpState::Rtr);
+    let (attr, mask) = QpAttr::rts(QpType::Rc, Psn::new(1));
+    b.modify(&attr, mask).unwrap();
+    send(&a, 3, op, &here, 0, 64);
+    w.advance(2_000_000);
+    send(&a, 4, op, &here, 0, 64);
+    w.settle();
+    assert_eq!((w.nodes[0].poll().len(), direct(&w)), (2, 2), "the third found another gate than the one it knew");
+}
+
+#[test]
+fn a_queue_that_is_kept_full_comes_away_from_packets() {
+    let mut w = world(true);
+    let [a, _b] = connect_to_rtr(&w);
+    let (here, there) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN));
+    here.write(0, &pattern(3, LEN)).unwrap();
+    let op = |n: u64| SendOp::Write { remote_addr: there.addr() + n % 64 * 64, rkey: there.rkey() };
+    let (mut posted, mut done) = (0, Vec::new());
+    while done.len() < 2000 {
+        // As a program that posts another one for each that is complete.
+        while posted < done.len() as u64 + 60 {
+            send(&a, posted, op(posted), &here, posted as usize % 64 * 64, 64);
+            posted += 1;
+        }
+        w.nodes[0].nic.turn(scalefabric_transport::Time(w.now));
+        w.now += 20_000;
+        done.extend(outcome(&w.nodes[0].poll()));
+    }
+    assert_eq!(done, (0..done.len() as u64).map(|n| (n, WcStatus::Success)).collect::<Vec<_>>());
+    assert_eq!(read(&there, 0, 4096), pattern(3, LEN)[..4096]);
+    assert!(direct(&w) > 1000, "{}", direct(&w));
 }

@@ -19,6 +19,33 @@ fn is_plain(wqe: &SendWqe) -> bool {
 /// What of a turn's budget a part of a long message takes, in packets: others must have their turn, too.
 const PART: usize = 64;
 
+/// Work that is worth letting the wire run dry for, bytes. To wait for one answer takes about as long as a peer on the same host needs for so many
+/// bytes by packets. Less, and a program that sends a message behind each WRITE would wait with each WRITE for the message before.
+const WORTH: u32 = 64 << 10;
+
+/// What a message counts for at least: a packet costs as much as a few thousand bytes.
+const LEAST: u32 = 4 << 10;
+
+/// Requests that need nothing of the peer's engine.
+#[inline]
+fn is_one_sided(op: &WqeOp) -> bool {
+    matches!(
+        op,
+        WqeOp::Write { .. }
+            | WqeOp::Read { .. }
+            | WqeOp::CompareSwap { .. }
+            | WqeOp::FetchAdd { .. }
+            | WqeOp::AtomicWrite { .. }
+            | WqeOp::Flush { .. }
+    )
+}
+
+/// What a request counts for.
+#[inline]
+fn weight(wqe: &SendWqe) -> u32 {
+    wqe.length.max(LEAST)
+}
+
 /// How far a request came.
 pub(super) enum Passed {
     /// It is executed and complete.
@@ -70,9 +97,13 @@ impl Requester {
     /// Whether nothing is under way, nor shapes what leaves.
     #[inline]
     fn is_at_rest(&self, ctx: &Context) -> bool {
+        self.sending == self.acked && self.max_psn == self.acked.psn && self.is_unshaped(ctx)
+    }
+
+    /// Whether nothing shapes what leaves.
+    #[inline]
+    fn is_unshaped(&self, ctx: &Context) -> bool {
         ctx.qp_type == QpType::Rc
-            && self.sending == self.acked
-            && self.max_psn == self.acked.psn
             && self.failed.is_none()
             && self.control.is_none()
             && (ctx.attr.rate_limit | u32::from(ctx.attr.ah_attr.static_rate) == 0
@@ -116,16 +147,28 @@ impl Requester {
     /// Whether a WQE that was never begun may be executed by the host: nothing is under way, and nothing shapes the wire.
     #[inline]
     pub(super) fn may_go_directly(&self, ctx: &Context, wqe: &SendWqe) -> bool {
-        let one_sided = matches!(
-            wqe.op,
-            WqeOp::Write { .. }
-                | WqeOp::Read { .. }
-                | WqeOp::CompareSwap { .. }
-                | WqeOp::FetchAdd { .. }
-                | WqeOp::AtomicWrite { .. }
-                | WqeOp::Flush { .. }
-        );
-        one_sided && self.is_at_rest(ctx)
+        is_one_sided(&wqe.op) && self.is_at_rest(ctx)
+    }
+
+    /// Whether the wire shall run dry before a WQE that was never begun, because the host would then execute it and those behind it. Otherwise who keeps
+    /// the queue filled would send packets for ever, once one request went as a packet.
+    ///
+    /// What is under way has asked for its answers, since messages ended, and is sent again by its timer: that brings the end of the waiting, or that of
+    /// the QP. What has to be a packet does not wait here, and the host is asked before, so that a peer which only packets reach does not lose its pipeline.
+    #[inline]
+    pub(super) fn waits_to_go_directly<H: Host>(&self, ctx: &Context, host: &mut H, wqe: &SendWqe) -> bool {
+        is_one_sided(&wqe.op)
+            && self.sending != self.acked
+            && self.one_sided.saturating_add(weight(wqe)) >= WORTH
+            && self.is_unshaped(ctx)
+            && host.may_execute_directly()
+            && host.could_execute_directly(wqe, &ctx.attr)
+    }
+
+    /// A WQE is begun as packets.
+    #[inline]
+    pub(super) fn begun_as_packets(&mut self, wqe: &SendWqe) {
+        self.one_sided = if is_one_sided(&wqe.op) { self.one_sided.saturating_add(weight(wqe)) } else { 0 };
     }
 
     /// Lets the host execute what is posted, as far as it can without packets; at most `budget`, which it counts down. True if nothing is left.
@@ -172,6 +215,8 @@ impl Requester {
             match host.execute_directly(wqe, &ctx.attr, done, psns) {
                 Direct::Wire => {
                     self.direct = None;
+                    // It may have been waited for in vain: not again at once.
+                    self.one_sided = 0;
                     return Ok(Passed::Not);
                 }
                 Direct::Part(bytes) => {

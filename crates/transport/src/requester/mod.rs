@@ -120,6 +120,8 @@ pub struct Requester {
     pub(crate) executed_psns: u32,
     /// The WQE that the host is executing in parts, and how many of its bytes are done.
     direct: Option<(u32, u32)>,
+    /// Weight of the one-sided requests that were begun as packets one behind the other, since something else was.
+    one_sided: u32,
     /// How often a loss was found, by a sequence NAK, by a response that came too early, or by the timer.
     pub(crate) losses: u64,
     ack_request: AckRequest,
@@ -155,6 +157,7 @@ impl Requester {
             rtt_probe: None,
             executed_psns: 0,
             direct: None,
+            one_sided: 0,
             losses: 0,
             control,
             ack_request: AckRequest::default(),
@@ -229,6 +232,8 @@ impl Requester {
                     Passed::Part => return Ok(Next::Ready),
                     Passed::Not => {}
                 }
+            } else if fresh && self.waits_to_go_directly(ctx, host, &wqe) {
+                return Ok(Next::Idle);
             }
             let pkey = ctx.pkey(host).unwrap_or(PKey(0));
             let stride = self.read_stride(ctx);
@@ -396,6 +401,7 @@ impl Requester {
         }
         if self.sending.wqe == self.begun {
             self.begun = self.begun.wrapping_add(1);
+            self.begun_as_packets(wqe);
         }
         self.sending.pass(segment.psns, segment::packets(wqe, ctx.packet_bytes()));
         if self.max_psn.is_before(self.sending.psn) {

@@ -50,8 +50,8 @@ impl Requester {
             return Ok(());
         }
         let is_new = self.sending.packet == 0 && self.sending.wqe == self.begun;
-        // With nothing under way the host may execute a request without packets.
-        if is_new && self.sending.psn == self.acked.psn && host.may_execute_directly() {
+        // The host may execute a request without packets, and if it is only because the wire runs dry before.
+        if is_new && host.may_execute_directly() {
             return Ok(());
         }
         let Some(wqe) = host.plain_write(self.sending.wqe) else { return Ok(()) };

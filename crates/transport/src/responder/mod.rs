@@ -194,6 +194,11 @@ impl Responder {
         self.execute(ctx, host, sound)
     }
 
+    /// Whether the first packet has come.
+    pub(crate) fn is_established(&self) -> bool {
+        self.established
+    }
+
     /// The first packet of a connection that is still in RTR tells the application that its peer is there (clause 11.6.3.1).
     fn establish<H: Host>(&mut self, ctx: &Context, host: &mut H) {
         if ctx.state == QpState::Rtr && !self.established && ctx.qp_type != QpType::Ud {

@@ -1,6 +1,8 @@
 //! Requests that the host executes itself: they take no packet and no PSN, come in order with those that do, and complete as
 //! those do.
 
+use alloc::vec::Vec;
+
 use scalefabric_verbs::WcStatus::*;
 use scalefabric_verbs::{QpState, QpType, SendFlags};
 use scalefabric_wire::packet::{NakCode, Syndrome};
@@ -145,4 +147,132 @@ fn unsignaled_and_fenced_ones_behave_as_on_the_wire() {
     assert_eq!(d.sends(), []);
     assert_eq!(d.completions(), [(2, Success)]);
     assert_eq!(d.side.host.sends_left(), 0, "ring space comes back");
+}
+
+/// WRITEs go as packets until it is worth waiting; then the next one waits. How many went.
+fn fill(d: &mut Dialogue) -> u32 {
+    d.side.host.could_execute = true;
+    let mut sent = 0;
+    for wr_id in 1..100 {
+        d.post(wr_id, WRITE, 8);
+        if d.sends().is_empty() {
+            break;
+        }
+        sent += 1;
+    }
+    assert_eq!(sent, 15);
+    assert_eq!(d.side.host.asked, []);
+    sent
+}
+
+#[test]
+fn a_full_queue_lets_the_wire_run_dry_and_all_that_waited_is_executed() {
+    let mut d = Dialogue::rc(|_| ());
+    let sent = fill(&mut d);
+    d.post(20, WRITE, 8);
+    assert_eq!(d.sends(), [], "nor what is posted behind it");
+    d.ack(sent - 2);
+    assert_eq!(d.sends(), [], "one is still under way");
+    d.side.host.direct.extend([Direct::Done, Direct::Done]);
+    d.ack(sent - 1);
+    assert_eq!(d.sends(), []);
+    assert_eq!(d.side.host.asked, [(16, 0), (20, 0)]);
+    let completed: Vec<u64> = d.completions().into_iter().map(|(wr_id, _)| wr_id).collect();
+    assert_eq!(completed, (1..=16).chain([20]).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_long_waits_for_a_short_one_before_it() {
+    let mut d = Dialogue::rc(|_| ());
+    d.side.host.could_execute = true;
+    d.post(1, WqeOp::Send, 8);
+    d.post(2, WRITE, 8);
+    assert_eq!(d.sends_named(), [("SEND ONLY", 0), ("RDMA WRITE ONLY", 1)]);
+    d.post(3, WRITE, 16 << 10);
+    d.side.host.memory.resize(1 << 20, 0);
+    assert_eq!(d.sends().len(), 16);
+    d.post(4, WRITE, 64 << 10);
+    assert_eq!(d.sends(), []);
+}
+
+#[test]
+fn a_message_that_has_to_be_a_packet_waits_for_nobody_and_makes_those_behind_it_begin_anew() {
+    let mut d = Dialogue::rc(|_| ());
+    d.side.host.could_execute = true;
+    for n in 0..40 {
+        d.post(2 * n, WRITE, 8);
+        d.post(2 * n + 1, WqeOp::Send, 8);
+        assert_eq!(d.sends().len(), 2);
+    }
+}
+
+#[test]
+fn who_is_only_reached_by_packets_is_not_waited_for() {
+    let mut d = Dialogue::rc(|_| ());
+    let sent = fill(&mut d);
+    d.side.host.could_execute = false;
+    d.side.transmit(100);
+    assert_eq!(d.sends_named(), [("RDMA WRITE ONLY", sent)], "it was asked again");
+}
+
+#[test]
+fn what_was_waited_for_in_vain_is_not_waited_for_again_at_once() {
+    let mut d = Dialogue::rc(|_| ());
+    let sent = fill(&mut d);
+    d.ack(sent - 1);
+    assert_eq!(d.sends_named(), [("RDMA WRITE ONLY", sent)]);
+    for wr_id in 20..34 {
+        d.post(wr_id, WRITE, 8);
+        assert_eq!(d.sends().len(), 1, "{wr_id}");
+    }
+    d.post(40, WRITE, 8);
+    assert_eq!(d.sends(), []);
+}
+
+#[test]
+fn what_is_waited_for_is_sent_again_and_given_up_like_anything_else() {
+    let mut d = Dialogue::rc(|_| ());
+    let sent = fill(&mut d);
+    d.nak(3, NakCode::PsnSequenceError);
+    assert_eq!(d.sends().len() as u32, sent - 3);
+    for _ in 0..40 {
+        d.passes(1_000_000_000);
+        assert!(d.sends().len() as u32 <= sent);
+    }
+    let done = d.completions();
+    assert_eq!(d.side.qp.state(), QpState::Err);
+    assert_eq!(done.last().copied(), Some((16, WrFlushErr)));
+}
+
+#[test]
+fn a_peer_without_a_receive_holds_back_what_waits_and_no_longer() {
+    let mut d = Dialogue::rc(|_| ());
+    d.side.host.could_execute = true;
+    d.post(1, WqeOp::Send, 8);
+    d.sends();
+    d.side.host.memory.resize(1 << 20, 0);
+    d.post(2, WRITE, 64 << 10);
+    assert_eq!(d.sends(), []);
+    d.answers(0, Syndrome::RnrNak(1));
+    assert_eq!(d.sends(), []);
+    d.passes(1_000_000_000);
+    assert_eq!(d.sends_named(), [("SEND ONLY", 0)]);
+    d.side.host.direct.push_back(Direct::Done);
+    d.ack(0);
+    assert_eq!((d.sends(), d.completions()), (Vec::new(), alloc::vec![(1, Success), (2, Success)]));
+}
+
+#[test]
+fn a_queue_that_is_drained_begins_nothing_that_waited() {
+    let mut d = Dialogue::rc(|_| ());
+    let sent = fill(&mut d);
+    let mut attr = d.side.qp.query();
+    attr.qp_state = QpState::Sqd;
+    d.side.qp.modify(&mut d.side.host, &attr, scalefabric_verbs::QpAttrMask::STATE).unwrap();
+    d.side.host.direct.push_back(Direct::Done);
+    d.ack(sent - 1);
+    assert_eq!((d.sends().len(), d.side.host.asked.len()), (0, 0));
+    attr.qp_state = QpState::Rts;
+    d.side.qp.modify(&mut d.side.host, &attr, scalefabric_verbs::QpAttrMask::STATE).unwrap();
+    assert_eq!((d.sends().len(), d.completions().len()), (0, 16));
 }

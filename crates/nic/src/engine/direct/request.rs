@@ -58,6 +58,32 @@ pub(super) fn rkey_of(op: &WqeOp) -> (u64, RKey) {
     }
 }
 
+/// Whether a request's bytes can be reached, as the target's table says now; those of its own side are not looked at.
+pub(super) fn is_within_reach(
+    wqe: &SendWqe,
+    memory: &Access<'_>,
+    neighbour: Option<&Neighbour>,
+    peer: Peer,
+    right: AccessFlags,
+    slot: u32,
+) -> bool {
+    let (va, rkey) = rkey_of(&wqe.op);
+    let length = match wqe.op {
+        WqeOp::Flush { length, level: FlushLevel::Range, .. } => length,
+        _ => wqe.length,
+    };
+    if length == 0 {
+        return true;
+    }
+    let access = RemoteAccess { rkey, va, length: u64::from(length), access: right, xrc_srqn: None };
+    let grant = match neighbour {
+        Some(neighbour) => neighbour.grant(slot, peer, &access),
+        None => memory.grant(slot, peer, &access),
+    };
+    let moves = matches!(wqe.op, WqeOp::Write { .. } | WqeOp::Read { .. });
+    grant.is_some_and(|grant| grant.is_within_reach(moves))
+}
+
 /// One request at its target.
 pub(super) struct Request<'a> {
     pub wqe: &'a SendWqe,
