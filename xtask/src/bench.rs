@@ -53,7 +53,11 @@ pub fn run(options: &Options) -> Outcome {
     // `cargo xtask bench sim [CASE…]`: the fabric simulator alone.
     if let Some(cases) = options.arguments.strip_prefix(&["sim".to_owned()]) {
         let build = ["run", "--release", "--quiet", "--package", "scalefabric-sim", "--bin", "sfab-lab", "--", "bench"];
-        return process::run(cargo().args(build).args(cases));
+        process::run(cargo().args(build).args(cases))?;
+        println!();
+        // Its own program: the allocator counts there.
+        let test = ["test", "--quiet", "--package", "scalefabric-sim", "--test", "no_allocation"];
+        return process::run(cargo().args(test).args(["--", "--nocapture"]));
     }
     if options.peers {
         return peers::run(&options.arguments);

@@ -150,17 +150,19 @@ impl World {
     /// PFC lets a priority of a host go on.
     pub(super) fn let_go(&mut self, node: u32) {
         let stopped = self.ports[self.hosts[node as usize].port as usize].stopped();
-        let held = std::mem::take(&mut self.hosts[node as usize].held);
-        for which in held {
+        // The list goes back as it is, so that a pause that ends allocates nothing.
+        let mut held = std::mem::take(&mut self.hosts[node as usize].held);
+        held.retain(|&which| {
             let qp = &mut self.qps[which as usize];
             if stopped & (1 << qp.priority) != 0 {
-                self.hosts[node as usize].held.push(which);
-                continue;
+                return true;
             }
             qp.held = false;
             self.offer(which);
             self.close_if_done(which);
-        }
+            false
+        });
+        self.hosts[node as usize].held = held;
     }
 
     /// Puts the next packet of a QP on the wire.

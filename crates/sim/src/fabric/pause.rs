@@ -28,9 +28,14 @@ pub struct Pauses {
     serial: Vec<[u32; PRIORITIES]>,
     /// Until when a pause holds, if it has quanta.
     until: Vec<[Ps; PRIORITIES]>,
-    /// Bytes that each paused port had sent at the last look.
-    sent_before: BTreeMap<u32, u64>,
+    /// Bytes that each port had sent at the last look; [`NOT_PAUSED`] if it was not paused then.
+    sent_before: Vec<u64>,
+    /// Ports that have sent nothing since; its room is used again.
+    still: Vec<u32>,
 }
+
+/// Instead of bytes sent.
+const NOT_PAUSED: u64 = u64::MAX;
 
 /// Why a run cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +91,8 @@ impl Pauses {
             spread: BTreeMap::new(),
             serial: vec![[0; PRIORITIES]; ports],
             until: vec![[Ps::NEVER; PRIORITIES]; ports],
-            sent_before: BTreeMap::new(),
+            sent_before: vec![NOT_PAUSED; ports],
+            still: Vec::new(),
         }
     }
 
@@ -232,21 +238,22 @@ impl World {
 
     /// Ports that are paused with something to send and have sent nothing since the last look, in a circle.
     pub(super) fn look_for_deadlock(&mut self) -> Option<Stuck> {
-        let mut sent = BTreeMap::new();
-        let mut still = Vec::new();
-        for (index, port) in (0_u32..).zip(&self.ports) {
-            if port.stopped() & port.waiting != 0 && self.is_switch(port.node) {
-                if self.pauses.sent_before.get(&index) == Some(&port.tx_bytes) {
-                    still.push(index);
-                }
-                sent.insert(index, port.tx_bytes);
+        let mut still = std::mem::take(&mut self.pauses.still);
+        still.clear();
+        for ((index, port), before) in (0_u32..).zip(&self.ports).zip(&mut self.pauses.sent_before) {
+            let is_paused = port.stopped() & port.waiting != 0 && port.node >= self.topology.hosts;
+            if is_paused && *before == port.tx_bytes {
+                still.push(index);
             }
+            *before = if is_paused { port.tx_bytes } else { NOT_PAUSED };
         }
-        self.pauses.sent_before = sent;
-        if still.is_empty() {
-            return None;
-        }
-        (0..PRIORITIES as u8).find_map(|priority| self.find_cycle(&still, priority))
+        let found = if still.is_empty() {
+            None
+        } else {
+            (0..PRIORITIES as u8).find_map(|priority| self.find_cycle(&still, priority))
+        };
+        self.pauses.still = still;
+        found
     }
 
     /// A paused port waits for the node behind it to pass on what came by this link: for the ports there that hold such packets and are paused, too.

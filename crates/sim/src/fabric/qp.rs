@@ -187,6 +187,18 @@ impl Qp {
         }
     }
 
+    /// Takes over the room that the queues of a closed QP have, so that a flow in its place allocates nothing.
+    pub fn take_room_of(&mut self, closed: &mut Self) {
+        self.posted = std::mem::take(&mut closed.posted);
+        self.repairs = std::mem::take(&mut closed.repairs);
+        self.early = std::mem::take(&mut closed.early);
+        self.told = std::mem::take(&mut closed.told);
+        self.posted.clear();
+        self.repairs.clear();
+        self.early.clear();
+        self.told.clear();
+    }
+
     /// Posts a message of `bytes` (at least one packet).
     pub fn post(&mut self, bytes: u64, mtu: u32, message: u32) {
         let packets = bytes.div_ceil(u64::from(mtu)).max(1);

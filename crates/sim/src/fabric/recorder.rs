@@ -76,14 +76,14 @@ impl<'a> Recorder<'a> {
         let stays = |qp: &Qp, generation: u32, was_busy: bool| {
             was_busy && qp.generation == generation && qp.open && !qp.posted.is_empty()
         };
-        let got: Vec<f64> = qps
-            .iter()
-            .zip(&self.before)
-            .filter(|(qp, (generation, _, was_busy))| stays(qp, *generation, *was_busy))
-            .map(|(qp, (_, bytes, _))| (qp.acked_bytes - bytes) as f64)
-            .collect();
-        let (count, index) = jain(got.iter().copied());
-        if count >= 2 && got.iter().sum::<f64>() < f64::from(count) * WINDOW_BYTES {
+        let got = || {
+            qps.iter()
+                .zip(&self.before)
+                .filter(|(qp, (generation, _, was_busy))| stays(qp, *generation, *was_busy))
+                .map(|(qp, (_, bytes, _))| (qp.acked_bytes - bytes) as f64)
+        };
+        let (count, index) = jain(got());
+        if count >= 2 && got().sum::<f64>() < f64::from(count) * WINDOW_BYTES {
             return;
         }
         self.jain = (count >= 2).then_some(index);

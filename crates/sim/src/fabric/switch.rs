@@ -68,8 +68,9 @@ impl World {
             return Some(first);
         }
         // What the switch sees itself it avoids at once; what others see, when ways are computed anew.
-        let up: Vec<u32> = ways.iter().copied().filter(|port| self.ports[*port as usize].up).collect();
-        (!up.is_empty()).then(|| up[entropy as usize % up.len()])
+        let up = || ways.iter().copied().filter(|port| self.ports[*port as usize].up);
+        let count = up().count();
+        up().nth(entropy as usize % count.max(1))
     }
 
     /// Sends from a free port of a switch.

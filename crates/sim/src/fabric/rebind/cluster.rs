@@ -142,7 +142,7 @@ fn connection(setup: &Setup, world: &World, channel: u32, nodes: [u32; 2]) -> Co
                 continue;
             }
             let way = connection.way(key, 0);
-            let ports = world.hashed_way(way.from, way.to, source_port);
+            let ports: Vec<u32> = world.hashed_way(way.from, way.to, source_port).collect();
             if key != first && connection.ports.contains(&ports) {
                 continue;
             }

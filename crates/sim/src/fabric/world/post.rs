@@ -17,6 +17,9 @@ impl World {
         let port = post.source_port.map_or_else(own, u64::from);
         let entropy = entropy(post.from, post.to, port);
         let mut qp = Qp::new(generation, post.from, post.to, post.priority, entropy, control);
+        if let Some(place) = place {
+            qp.take_room_of(&mut self.qps[place as usize]);
+        }
         qp.alone = self.alone(post.from, post.to);
         qp.once = post.lane.is_none();
         qp.lane = post.lane;

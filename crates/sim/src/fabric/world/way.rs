@@ -5,6 +5,9 @@ use super::World;
 use crate::random::mix;
 use scalefabric_transport::congestion::Route;
 
+/// Links of a way at most.
+const LONGEST: usize = 32;
+
 /// What switches hash of a QP: addresses and source port.
 pub(in crate::fabric) fn entropy(from: u32, to: u32, source_port: u64) -> u32 {
     let addresses = (u64::from(from) << 32) | u64::from(to);
@@ -33,33 +36,25 @@ impl World {
         self.hosts[host as usize].port ^ 1
     }
 
+    /// The links from one host to another, as ports. `choose` says by which of its ways each switch sends.
+    fn walk(&self, from: u32, to: u32, choose: impl Fn(u32, &[u32]) -> Option<u32>) -> impl Iterator<Item = u32> {
+        let follow = move |port: &u32| {
+            let node = self.ports[*port as usize].peer;
+            let is_on_the_way = node != to && node >= self.topology.hosts;
+            is_on_the_way.then(|| choose(node, self.routes.ports(node - self.topology.hosts, to))).flatten()
+        };
+        std::iter::successors(Some(self.hosts[from as usize].port), follow).take(LONGEST)
+    }
+
     /// The links from one host to another, by the first way of each switch, as ports.
-    pub fn way(&self, from: u32, to: u32) -> Vec<u32> {
-        let mut way = vec![self.hosts[from as usize].port];
-        let mut node = self.ports[way[0] as usize].peer;
-        while node != to && way.len() < 32 {
-            if node < self.topology.hosts {
-                break;
-            }
-            let Some(&port) = self.routes.ports(node - self.topology.hosts, to).first() else { break };
-            way.push(port);
-            node = self.ports[port as usize].peer;
-        }
-        way
+    pub fn way(&self, from: u32, to: u32) -> impl Iterator<Item = u32> {
+        self.walk(from, to, |_, ways| ways.first().copied())
     }
 
     /// The links by which a QP with this source port goes from one host to another, as ports, where switches choose by a hash.
-    pub fn hashed_way(&self, from: u32, to: u32, source_port: u16) -> Vec<u32> {
+    pub fn hashed_way(&self, from: u32, to: u32, source_port: u16) -> impl Iterator<Item = u32> {
         let entropy = entropy(from, to, u64::from(source_port));
-        let mut way = vec![self.hosts[from as usize].port];
-        let mut node = self.ports[way[0] as usize].peer;
-        while node != to && node >= self.topology.hosts && way.len() < 32 {
-            let ways = self.routes.ports(node - self.topology.hosts, to);
-            let Some(&port) = ways.get(self.hashed(node, entropy, ways.len())) else { break };
-            way.push(port);
-            node = self.ports[port as usize].peer;
-        }
-        way
+        self.walk(from, to, move |node, ways| ways.get(self.hashed(node, entropy, ways.len())).copied())
     }
 
     /// Which of `count` ways of equal length a switch takes for a flow.
@@ -72,13 +67,13 @@ impl World {
     /// Round trip of a full payload without queues, as the reference simulators count it: there and back on every wire, and the payload's time
     /// at each; and the number of switches on the way.
     pub(super) fn base_rtt(&self, from: u32, to: u32) -> (Ps, u8) {
-        let mut rtt = Ps::ZERO;
-        let way = self.way(from, to);
-        for &port in &way {
+        let (mut rtt, mut links) = (Ps::ZERO, 0_u8);
+        for port in self.way(from, to) {
             let port = &self.ports[port as usize];
             rtt += port.delay + port.delay + port.rate.serialise(self.model.host.mtu);
+            links += 1;
         }
-        (rtt, (way.len() - 1) as u8)
+        (rtt, links - 1)
     }
 
     pub(super) fn greatest_rtt(&self) -> (Ps, u8) {
@@ -98,8 +93,7 @@ impl World {
     /// How messages from one host to another travel alone.
     pub(super) fn alone(&self, from: u32, to: u32) -> Alone {
         let host = &self.model.host;
-        let way = self.way(from, to);
-        let slowest_bps = way.iter().map(|port| self.ports[*port as usize].rate.bps).min().unwrap_or(1);
+        let slowest_bps = self.way(from, to).map(|port| self.ports[port as usize].rate.bps).min().unwrap_or(1);
         let packet = [f64::from(host.mtu + host.header_bytes), f64::from(host.mtu)];
         Alone { base: self.base_rtt(from, to).0, slowest_bps, packet }
     }
