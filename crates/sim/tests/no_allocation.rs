@@ -165,7 +165,9 @@ fn a_packet_allocates_nothing() {
     counts.extend(of("AllReduce", ALL_REDUCE, &["none", "dcqcn"]));
     counts.extend(of("flows", FLOWS, &["dcqcn", "hpcc"]));
     for Count { name, allocations, forwards, pauses } in &counts {
-        eprintln!("{name}: {allocations} allocations for {forwards} packets that switches passed on and {pauses} pauses");
+        eprintln!(
+            "{name}: {allocations} allocations for {forwards} packets that switches passed on and {pauses} pauses"
+        );
     }
     for Count { name, allocations, forwards, pauses } in counts {
         assert!(forwards > 3_000, "{name}: {forwards}");

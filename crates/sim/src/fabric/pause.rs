@@ -54,6 +54,11 @@ pub enum Stuck {
         /// The first of them.
         first: String,
     },
+    /// Engines: messages arrived with other bytes than were sent, which is a fault of the engine.
+    Corrupted {
+        /// How many.
+        messages: u64,
+    },
     /// Senders gave up after all their retries, and a workload waits for what they had.
     GaveUp {
         /// How many.
@@ -75,6 +80,9 @@ impl fmt::Display for Stuck {
                 "{messages} messages can never end, the first is {first}: packets were lost and the model has no retransmission timer; \
                  give host.timeout"
             ),
+            Self::Corrupted { messages } => {
+                write!(f, "{messages} messages arrived with other bytes than were sent: a fault of the engine")
+            }
             Self::GaveUp { qps } => write!(
                 f,
                 "{qps} QPs gave up after all retries, and what waits for their messages waits for ever: raise host.retry_cnt or host.timeout, or let \

@@ -3,6 +3,27 @@
 
 use super::time::Ps;
 
+/// Rate of a link at most, in bits a second.
+pub const MOST_BPS: u64 = 3_200_000_000_000;
+
+/// Time on the wire of a link at most.
+pub const MOST_DELAY: Ps = Ps(1_000_000_000_000);
+
+/// Why a topology cannot run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Index of the link that is wrong, or that leads to the host that is.
+    pub link: Option<usize>,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl From<Wrong> for String {
+    fn from(wrong: Wrong) -> Self {
+        wrong.message
+    }
+}
+
 /// A link between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
@@ -191,36 +212,44 @@ impl Topology {
     }
 
     /// Refuses what cannot run.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), Wrong> {
+        let wrong = |link, message| Err(Wrong { link, message });
         if self.hosts < 2 {
-            return Err(format!("there are {} hosts; traffic needs at least two", self.hosts));
+            return wrong(None, format!("there are {} hosts; traffic needs at least two", self.hosts));
         }
-        for link in &self.links {
-            let ends = || format!("the link between {} and {}", self.name(link.a), self.name(link.b));
+        for (index, link) in self.links.iter().enumerate() {
+            let (place, ends) =
+                (Some(index), || format!("the link between {} and {}", self.name(link.a), self.name(link.b)));
             if link.bps == 0 {
-                return Err(format!("{} has rate 0: give it one, or leave the link out", ends()));
+                return wrong(place, format!("{} has rate 0: give it one, or leave the link out", ends()));
             }
-            if link.bps > 3_200_000_000_000 {
-                return Err(format!("{} has {} b/s; at most 3.2 Tb/s are modelled", ends(), link.bps));
+            if link.bps > MOST_BPS {
+                return wrong(place, format!("{} has {} b/s; at most 3.2 Tb/s are modelled", ends(), link.bps));
             }
-            if link.delay > Ps(1_000_000_000_000) {
-                return Err(format!("{} has a delay of {}; at most 1 s is modelled", ends(), link.delay));
+            if link.delay > MOST_DELAY {
+                return wrong(place, format!("{} has a delay of {}; at most 1 s is modelled", ends(), link.delay));
             }
             if link.a == link.b {
-                return Err(format!("{} leads to where it begins", ends()));
+                return wrong(place, format!("{} leads to where it begins", ends()));
+            }
+            if link.a.max(link.b) < self.hosts {
+                return wrong(place, format!("{} has no switch: put one between them", ends()));
             }
         }
         let neighbours = self.neighbours();
         for host in 0..self.hosts {
             match neighbours[host as usize].as_slice() {
-                [] => return Err(format!("{} has no link: nobody reaches it", self.name(host))),
+                [] => return wrong(None, format!("{} has no link: nobody reaches it", self.name(host))),
                 [_] => {}
-                many => {
-                    return Err(format!(
-                        "{} has {} links; a host has one port here: model each NIC as a host of its own (kind \"rails\")",
-                        self.name(host),
-                        many.len()
-                    ));
+                [_, (_, second), ..] => {
+                    return wrong(
+                        Some(*second as usize),
+                        format!(
+                            "{} has {} links; a host has one port here: model each NIC as a host of its own (kind \"rails\")",
+                            self.name(host),
+                            neighbours[host as usize].len()
+                        ),
+                    );
                 }
             }
         }
@@ -234,12 +263,12 @@ impl Topology {
                     stack.push(other);
                 }
             }
-            if node == 0 {
-                continue;
-            }
         }
         match (0..self.hosts).find(|host| !seen[*host as usize]) {
-            Some(host) => Err(format!("{} cannot be reached from {}", self.name(host), self.name(0))),
+            Some(host) => {
+                let link = neighbours[host as usize].first().map(|(_, link)| *link as usize);
+                wrong(link, format!("{} cannot be reached from {}", self.name(host), self.name(0)))
+            }
             None => Ok(()),
         }
     }
@@ -249,7 +278,9 @@ impl Topology {
         const HEAD: &str = "node_a,kind_a,node_b,kind_b,gbps,delay_ns";
         let mut rows = super::csv::rows(text, name, HEAD)?;
         let mut topology = Self { rails: 1, ..Self::default() };
-        let mut is_host: Vec<Option<bool>> = Vec::new();
+        // What each node is, and which line said so first; the line of each link.
+        let mut is_host: Vec<Option<(bool, usize)>> = Vec::new();
+        let mut lines = Vec::new();
         while let Some(row) = rows.next_row()? {
             let mut ends = [0_u32; 2];
             for (end, (node, kind)) in ends.iter_mut().zip([(0, 1), (2, 3)]) {
@@ -262,7 +293,7 @@ impl Topology {
                 if is_host.len() <= *end as usize {
                     is_host.resize(*end as usize + 1, None);
                 }
-                if *is_host[*end as usize].get_or_insert(host) != host {
+                if is_host[*end as usize].get_or_insert((host, row.line)).0 != host {
                     return Err(row.wrong(kind, "the kind that an earlier line gave the node"));
                 }
             }
@@ -272,14 +303,18 @@ impl Topology {
             }
             let delay = Ps::from_ns(row.number(5, 0, 1_000_000_000)?);
             let bps = (gbps * 1e9).round() as u64;
+            if bps < 1_000 {
+                return Err(row.wrong(4, "a rate of at least 0.000001, which is 1 kb/s"));
+            }
             topology.links.push(Link { a: ends[0], b: ends[1], bps, delay, loss_e7: 0 });
+            lines.push(row.line);
         }
-        topology.hosts = is_host.iter().take_while(|kind| **kind == Some(true)).count() as u32;
+        topology.hosts = is_host.iter().take_while(|kind| matches!(kind, Some((true, _)))).count() as u32;
         for (node, kind) in is_host.iter().enumerate() {
             match kind {
-                Some(true) if node >= topology.hosts as usize => {
+                Some((true, line)) if node >= topology.hosts as usize => {
                     return Err(format!(
-                        "{name}: node {node} is a host, but a switch has a lower number: hosts come first"
+                        "{name}:{line}: node {node} is a host, but a lower number is no host: hosts come first, without gaps"
                     ));
                 }
                 None => return Err(format!("{name}: no line has node {node}: number the nodes without gaps")),
@@ -288,6 +323,13 @@ impl Topology {
         }
         topology.switches = is_host.len() as u32 - topology.hosts;
         topology.find_layers();
+        topology.check().map_err(|wrong| match wrong.link {
+            Some(link) => {
+                let end = if topology.links[link].a < topology.hosts { "node_a" } else { "node_b" };
+                format!("{name}:{}: {end}: {}", lines[link], wrong.message)
+            }
+            None => format!("{name}: {}", wrong.message),
+        })?;
         Ok(topology)
     }
 
@@ -340,13 +382,13 @@ mod tests {
     fn what_cannot_run_is_refused_by_name() {
         let mut star = Topology::star(3, WIRE);
         star.links[1].bps = 0;
-        assert!(star.check().unwrap_err().contains("host 1 and leaf 0 has rate 0"));
+        assert!(star.check().unwrap_err().message.contains("host 1 and leaf 0 has rate 0"));
         let mut star = Topology::star(3, WIRE);
         star.links.remove(2);
-        assert!(star.check().unwrap_err().contains("host 2 has no link"));
+        assert!(star.check().unwrap_err().message.contains("host 2 has no link"));
         let apart = Topology::rails(4, 2, 2, 0, WIRE, WIRE);
-        assert!(apart.check().unwrap_err().contains("server 0 nic 1 cannot be reached"));
-        assert!(Topology::star(1, WIRE).check().unwrap_err().contains("at least two"));
+        assert!(apart.check().unwrap_err().message.contains("server 0 nic 1 cannot be reached"));
+        assert!(Topology::star(1, WIRE).check().unwrap_err().message.contains("at least two"));
     }
 
     #[test]
@@ -362,6 +404,26 @@ mod tests {
             ("0,host,2,switch,0,1000", "t.csv:2: gbps"),
         ] {
             let message = Topology::from_csv(&format!("{head}{line}\n"), "t.csv").unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+        for (lines, expected) in [
+            ("0,host,2,switch,100,1\n1,host,3,switch,100,1\n", "t.csv:3: node_a: host 1 cannot be reached from host 0"),
+            (
+                "0,host,2,switch,100,1\n2,switch,1,host,1,1\n1,host,2,switch,1,1\n",
+                "t.csv:4: node_a: host 1 has 2 links",
+            ),
+            (
+                "0,host,2,switch,100,1\n1,host,1,host,100,1\n",
+                "t.csv:3: node_a: the link between host 1 and host 1 leads",
+            ),
+            ("0,host,1,host,100,1\n", "t.csv:2: node_a: the link between host 0 and host 1 has no switch"),
+            (
+                "0,host,1,switch,100,1\n2,host,1,switch,100,1\n",
+                "t.csv:3: node 2 is a host, but a lower number is no host",
+            ),
+            ("0,host,3,switch,100,1\n1,host,3,switch,100,1\n", "t.csv: no line has node 2"),
+        ] {
+            let message = Topology::from_csv(&format!("{head}{lines}"), "t.csv").unwrap_err();
             assert!(message.contains(expected), "{message}");
         }
         let message = Topology::from_csv("a,b\n", "t.csv").unwrap_err();

@@ -5,6 +5,7 @@ pub mod file;
 mod model;
 mod place;
 pub mod quantity;
+mod stranger;
 mod topology;
 mod traffic;
 
@@ -14,7 +15,7 @@ use super::topology::Topology;
 use super::workload::Mix;
 use super::world::{Fault, World};
 use file::File;
-use place::line_of;
+use place::{explain, in_words, line_at, line_of};
 use scalefabric_transport::congestion::Profile;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,12 @@ pub struct Scenario {
     folder: PathBuf,
     path: String,
     text: String,
+    changes: Vec<String>,
+}
+
+/// The field that a change "table.field=value" is for.
+fn key_of(change: &str) -> &str {
+    change.split_once('=').map_or("", |(key, _)| key.trim())
 }
 
 /// All runs that a file asks for: one, or one for each point of its sweep. `changes` are "table.field=value" of the command line.
@@ -75,10 +82,13 @@ pub fn read(path: &Path, changes: &[String]) -> Result<Vec<Scenario>, Refusal> {
 
 /// As [`read`], from text.
 pub fn parse(text: &str, path: &str, name: &str, folder: &Path, changes: &[String]) -> Result<Vec<Scenario>, Refusal> {
-    let refuse = |message: String| Refusal(format!("{path}: {}", message.trim_end()));
+    let refuse = |key: &str, message: String| {
+        let line = line_at(text, &["sweep", key]);
+        Refusal(format!("{path}:{line}: sweep.\"{key}\": {message}"))
+    };
     // First as it stands, so that errors have lines.
-    let file: File = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
-    let mut table: toml::Table = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+    let file: File = toml::from_str(text).map_err(|error| explain(text, path, &error))?;
+    let mut table: toml::Table = toml::from_str(text).map_err(|error| explain(text, path, &error))?;
     table.remove("sweep");
     for change in changes {
         let (key, value) =
@@ -87,14 +97,26 @@ pub fn parse(text: &str, path: &str, name: &str, folder: &Path, changes: &[Strin
             .ok()
             .and_then(|mut table| table.remove("v"))
             .unwrap_or_else(|| toml::Value::String(value.to_owned()));
-        set(&mut table, key.trim(), value).map_err(|error| Refusal(format!("--set {change:?}: {error}")))?;
+        let told = |error: String| Refusal(format!("--set {change:?}: {error}"));
+        set(&mut table, key.trim(), value).map_err(told)?;
+        read_table(&table).map_err(told)?;
     }
     let mut points: Vec<Vec<(String, toml::Value)>> = vec![Vec::new()];
     // A change of the command line takes the place of what the sweep would try.
-    let changed: Vec<&str> = changes.iter().filter_map(|change| Some(change.split_once('=')?.0.trim())).collect();
-    for (key, values) in file.sweep.iter().filter(|(key, _)| !changed.contains(&key.as_str())) {
+    for (key, values) in file.sweep.iter().filter(|(key, _)| !changes.iter().any(|change| key_of(change) == *key)) {
         if values.is_empty() {
-            return Err(refuse(format!("sweep.\"{key}\" has no values")));
+            return Err(refuse(key, "has no values; expected some, as [1, 2]".to_owned()));
+        }
+        // Each value by itself, so that the one that is wrong is told.
+        for value in values {
+            let mut table = table.clone();
+            let told = |error: String| refuse(key, format!("{value}: {error}"));
+            set(&mut table, key, value.clone()).map_err(told)?;
+            read_table(&table).map_err(told)?;
+        }
+        if points.len().saturating_mul(values.len()) > MOST_POINTS {
+            let message = format!("makes more than {MOST_POINTS} combinations, which is what may run at once");
+            return Err(refuse(key, message));
         }
         points = points
             .iter()
@@ -107,9 +129,6 @@ pub fn parse(text: &str, path: &str, name: &str, folder: &Path, changes: &[Strin
             })
             .collect();
     }
-    if points.len() > 10_000 {
-        return Err(refuse(format!("sweep: {} combinations; at most 10000 run at once", points.len())));
-    }
     let mut scenarios = Vec::with_capacity(points.len());
     for point in points {
         let mut table = table.clone();
@@ -118,17 +137,23 @@ pub fn parse(text: &str, path: &str, name: &str, folder: &Path, changes: &[Strin
             .map(|(key, value)| (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
             .collect();
         for (key, value) in point {
-            set(&mut table, &key, value).map_err(|error| refuse(format!("sweep.\"{key}\": {error}")))?;
+            set(&mut table, &key, value).map_err(|error| refuse(&key, error))?;
         }
-        let file: File = if shown.is_empty() && changes.is_empty() {
+        let file = if shown.is_empty() && changes.is_empty() {
             file.clone()
         } else {
-            table.try_into().map_err(|error: toml::de::Error| refuse(format!("with {shown:?}: {}", error.message())))?
+            read_table(&table).map_err(|error| Refusal(format!("{path}: with {shown:?}: {error}")))?
         };
-        let scenario = Scenario::build(file, text, path, name, folder, shown)?;
+        let source = Source { text, path, name, folder, changes };
+        let scenario = Scenario::build(file, &source, shown)?;
         scenarios.push(scenario);
     }
     Ok(scenarios)
+}
+
+/// A file from its table; what is wrong, without a place.
+fn read_table(table: &toml::Table) -> Result<File, String> {
+    table.clone().try_into().map_err(|error: toml::de::Error| in_words(error.message()))
 }
 
 /// Sets "table.field", or "workload.0.field" in a list of tables.
@@ -140,6 +165,9 @@ fn set(table: &mut toml::Table, key: &str, value: toml::Value) -> Result<(), Str
         }
         Some(parts) => parts,
     };
+    if ["workload", "link", "fault"].contains(&first) && !table.contains_key(first) {
+        return Err(format!("the file has no [[{first}]]"));
+    }
     let inner = table.entry(first).or_insert_with(|| toml::Value::Table(toml::Table::new()));
     match inner {
         toml::Value::Table(inner) => set(inner, rest, value),
@@ -155,17 +183,22 @@ fn set(table: &mut toml::Table, key: &str, value: toml::Value) -> Result<(), Str
     }
 }
 
+/// Where a scenario comes from.
+struct Source<'a> {
+    text: &'a str,
+    path: &'a str,
+    name: &'a str,
+    folder: &'a Path,
+    changes: &'a [String],
+}
+
+/// Runs that one file may ask for.
+const MOST_POINTS: usize = 10_000;
+
 impl Scenario {
-    fn build(
-        file: File,
-        text: &str,
-        path: &str,
-        name: &str,
-        folder: &Path,
-        point: Vec<(String, String)>,
-    ) -> Result<Self, Refusal> {
+    fn build(file: File, source: &Source<'_>, point: Vec<(String, String)>) -> Result<Self, Refusal> {
         let mut scenario = Self {
-            name: name.to_owned(),
+            name: source.name.to_owned(),
             question: file.question.clone(),
             point,
             seed: file.seed.unwrap_or(1),
@@ -177,40 +210,48 @@ impl Scenario {
             algorithm: String::new(),
             faults: Vec::new(),
             file,
-            folder: folder.to_owned(),
-            path: path.to_owned(),
-            text: text.to_owned(),
+            folder: source.folder.to_owned(),
+            path: source.path.to_owned(),
+            text: source.text.to_owned(),
+            changes: source.changes.to_vec(),
         };
+        if scenario.until == Ps::ZERO {
+            return Err(scenario.refuse("until", "is 0: nothing would happen; expected a time above 0"));
+        }
+        if scenario.sample < Ps::from_ns(1) {
+            let message = format!("is {}; expected 1ns or more", scenario.sample);
+            return Err(scenario.refuse("output.sample", &message));
+        }
+        scenario.refuse_strangers()?;
         scenario.build_topology()?;
         scenario.build_model()?;
         scenario.build_profile()?;
         scenario.build_faults()?;
-        scenario.topology.check().map_err(|error| scenario.refuse("topology.kind", &error))?;
+        scenario.check_topology()?;
         // Whether buffers and parameters fit is seen by building it all once.
         let world = scenario.world()?;
         scenario.traffic(&world)?;
         Ok(scenario)
     }
 
+    /// The value does not stand in the file: the sweep or the command line has it.
+    fn is_changed(&self, key: &str) -> bool {
+        self.point.iter().any(|(other, _)| other == key) || self.changes.iter().any(|change| key_of(change) == key)
+    }
+
     /// An error at a field.
     fn refuse(&self, place: &str, message: &str) -> Refusal {
-        let mut shown = self.path.clone();
-        // The field itself, its line in the sweep, or what holds it: a table in one line, or the table's head.
-        let key = format!("\"{}\"", place.replace('[', ".").replace(']', ""));
-        let is_swept = self.point.iter().any(|(other, _)| key.trim_matches('"') == other);
-        let in_sweep = self.text.lines().position(|line| is_swept && line.trim_start().starts_with(&key));
-        let mut line = in_sweep.map_or_else(|| line_of(&self.text, place), |line| line + 1);
-        let mut outer = place;
-        while let (0, Some((holder, _))) = (line, outer.rsplit_once('.')) {
-            outer = holder;
-            line = line_of(&self.text, outer);
-        }
-        if line > 0 {
-            shown += &format!(":{line}");
-        }
+        let key = place.replace('[', ".").replace(']', "");
         let point: Vec<String> = self.point.iter().map(|(key, value)| format!("{key} = {value}")).collect();
         let with = if point.is_empty() { String::new() } else { format!(" (with {})", point.join(", ")) };
-        Refusal(format!("{shown}: {place}: {message}{with}"))
+        if let Some(change) = self.changes.iter().rev().find(|change| key_of(change) == key) {
+            return Refusal(format!("--set {change:?}: {place}: {message}{with}"));
+        }
+        // The field itself, its line in the sweep, or what holds it.
+        let is_swept = self.point.iter().any(|(other, _)| *other == key);
+        let line = if is_swept { line_at(&self.text, &["sweep", &key]) } else { line_of(&self.text, place) };
+        let line = if line > 0 { format!(":{line}") } else { String::new() };
+        Refusal(format!("{}{line}: {place}: {message}{with}", self.path))
     }
 
     fn need<T>(&self, value: Option<T>, place: &str, what: &str) -> Result<T, Refusal> {
@@ -254,12 +295,26 @@ impl Scenario {
     /// The fabric at rest.
     pub fn world(&self) -> Result<World, Refusal> {
         let world = World::new(self.topology.clone(), self.model.clone(), self.profile, self.seed);
-        let mut world = world.map_err(|error| self.refuse("switch.buffer", &error))?;
+        let mut world = world.map_err(|error| self.refuse(self.what_fills_buffers(), &error))?;
         world.check_profile().map_err(|error| self.refuse("congestion.algorithm", &error))?;
         for &(at, fault) in &self.faults {
             world.plan(at, fault);
         }
         Ok(world)
+    }
+
+    /// Which field to look at when a buffer holds no more than reserve and headroom: the first that the file has.
+    fn what_fills_buffers(&self) -> &'static str {
+        let (switch, topology) = (&self.file.switch, &self.file.topology);
+        let given = [
+            (switch.buffer.is_some(), "switch.buffer"),
+            (switch.headroom.is_some(), "switch.headroom"),
+            (topology.cable_m.is_some(), "topology.cable_m"),
+            (topology.up_cable_m.is_some(), "topology.up_cable_m"),
+            (topology.delay.is_some(), "topology.delay"),
+            (topology.up_delay.is_some(), "topology.up_delay"),
+        ];
+        given.iter().find(|(is_given, _)| *is_given).map_or("switch.buffer", |(_, place)| place)
     }
 
     /// The traffic.
@@ -304,17 +359,53 @@ bytes = "1MB"
     #[test]
     fn what_is_wrong_is_told_with_line_field_and_what_was_expected() {
         for (from, to, expected) in [
-            ("hosts = 17", "host = 17", &["line 7", "unknown field `host`", "hosts_per_leaf"][..]),
-            ("hosts = 17", "hosts = \"many\"", &["line 7", "u32"]),
+            ("hosts = 17", "host = 17", &["t.toml:7: topology.host: unknown field `host`", "hosts_per_leaf"][..]),
+            ("hosts = 17", "hosts = \"many\"", &["t.toml:7: topology.hosts: ", "\"many\", expected a whole number"]),
             ("hosts = 17", "hosts = 1", &["t.toml:7: topology.hosts: is 1; expected 2 to 4096"]),
             ("hosts = 17", "", &["t.toml:5: topology.hosts: is missing; expected a number from 2 to 4096"]),
-            ("\"32MiB\"", "33554432", &["line 10", "a size with its unit"]),
-            ("\"32MiB\"", "\"32Mib\"", &["line 10", "\"32Mib\": expected a size with its unit"]),
+            ("\"32MiB\"", "33554432", &["t.toml:10: switch.buffer: ", "a size with its unit"]),
+            ("\"32MiB\"", "\"32Mib\"", &["t.toml:10: switch.buffer: \"32Mib\": expected a size with its unit"]),
             ("\"32MiB\"", "\"64KiB\"", &["t.toml:10: switch.buffer", "reserve and headroom", "give it more"]),
             ("algorithm = \"none\"", "algorithm = \"cubic\"", &["t.toml:13: congestion.algorithm", "cubic", "hpcc"]),
-            ("\"incast\"", "\"flood\"", &["line 16", "unknown variant `flood`", "incast"]),
+            ("\"incast\"", "\"flood\"", &["t.toml:16: workload[0].kind: unknown variant `flood`", "incast"]),
             ("bytes = \"1MB\"", "", &["t.toml:15: workload[0].bytes: is missing"]),
-            ("hosts = 17", "hosts = 17\nrate = \"0G\"", &["host 0 and leaf 0 has rate 0"]),
+            ("hosts = 17", "hosts = 17\nrate = \"0G\"", &["t.toml:8: topology.rate: is 0"]),
+            ("hosts = 17", "hosts = 17\nrate = \"4T\"", &["t.toml:8: topology.rate: ", "at most 3.2 Tb/s"]),
+            ("hosts = 17", "hosts = 17\ndelay = \"2s\"", &["t.toml:8: topology.delay: is 2"]),
+            ("hosts = 17", "hosts = 17\ncable_m = -3", &["t.toml:8: topology.cable_m: is -3; expected"]),
+            (
+                "hosts = 17",
+                "hosts = 17\nspines = 3",
+                &["t.toml:8: topology.spines: does not count with kind = \"star\""],
+            ),
+            ("hosts = 17", "hosts = 17\nhosts = 17", &["t.toml:8", "duplicate key"]),
+            ("\"32MiB\"", "\"32MiB\"\nwatchdog = \"1ps\"", &["t.toml:11: switch.watchdog: "]),
+            ("\"32MiB\"", "\"32MiB\"\nresume_below = \"64MiB\"", &["t.toml:11: switch.resume_below: "]),
+            ("buffer = \"32MiB\"", "headroom = \"32MiB\"", &["t.toml:10: switch.headroom: leaf 0 has a buffer"]),
+            (
+                "bytes = \"1MB\"",
+                "bytes = \"1MB\"\nload = 1",
+                &["t.toml:18: workload[0].load: does not count with kind = \"incast\""],
+            ),
+            ("bytes = \"1MB\"", "bytes = \"4000GiB\"", &["t.toml:17: workload[0].bytes: ", "packets"]),
+            ("bytes = \"1MB\"", "bytes = \"1MB\"\nstart = \"20000s\"", &["t.toml:18: workload[0].start: ", "10000s"]),
+            ("seed = 3", "seed = -3", &["t.toml:2: seed: ", "a whole number, 0 or more"]),
+            ("seed = 3", "until = \"0s\"", &["t.toml:2: until: is 0"]),
+            ("seed = 3", "output.sample = \"0ns\"", &["t.toml:2: output.sample: "]),
+            ("seed = 3", "host = 3", &["t.toml:2: host: ", "expected a table"]),
+            (
+                "[[workload]]\nkind = \"incast\"\nbytes = \"1MB\"",
+                "",
+                &["t.toml: workload is missing; expected a table"],
+            ),
+            ("\"1MB\"", "\"1MB\"\n[[link]]\nhost = 3\nrate = \"0G\"", &["t.toml:20: link[0].rate: is 0"]),
+            ("\"1MB\"", "\"1MB\"\n[[link]]\nhost = 30", &["t.toml:19: link[0].host: is 30; there are 17"]),
+            ("\"1MB\"", "\"1MB\"\n[[fault]]\nkind = \"loss\"\nhost = 3", &["t.toml:18: fault[0]: at is missing"]),
+            (
+                "\"1MB\"",
+                "\"1MB\"\n[[fault]]\nkind = \"slow-host\"\nat = \"0s\"\nhost = 3\nrate = \"0G\"",
+                &["t.toml:22: fault[0].rate: is 0"],
+            ),
         ] {
             let message = parsed(&GOOD.replace(from, to)).unwrap_err().0;
             for part in expected {
@@ -336,7 +427,18 @@ bytes = "1MB"
             "{message}"
         );
         let message = parsed(&format!("{GOOD}[sweep]\n\"topology.size\" = [4]\n")).unwrap_err().0;
-        assert!(message.contains("unknown field `size`"), "{message}");
+        assert!(message.contains("t.toml:19: sweep.\"topology.size\": 4: unknown field `size`"), "{message}");
+        let message = parsed(&format!("{GOOD}[sweep]\nseed = [1, \"x\"]\n")).unwrap_err().0;
+        assert!(
+            message.contains("t.toml:19: sweep.\"seed\": \"x\": ") && message.contains("whole number"),
+            "{message}"
+        );
+        let many: Vec<String> = (0..101).map(|n| n.to_string()).collect();
+        let many = many.join(", ");
+        let sweep =
+            format!("[sweep]\nseed = [{many}]\n\"workload.0.start\" = [\"1us\"]\n\"host.ack_every\" = [{many}]\n");
+        let message = parsed(&format!("{GOOD}{sweep}").replace("[0, 1", "[1, 1")).unwrap_err().0;
+        assert!(message.contains("more than 10000 combinations"), "{message}");
     }
 
     #[test]
@@ -347,8 +449,30 @@ bytes = "1MB"
         let sweep = format!("{GOOD}[sweep]\n\"topology.hosts\" = [4, 8]\n\"seed\" = [1, 2, 3]\n");
         let scenarios = parse(&sweep, "t.toml", "t", Path::new(""), &changes).unwrap();
         assert_eq!((scenarios.len(), scenarios[2].topology.hosts), (3, 9));
-        let wrong = ["workload.4.bytes=2MB".to_owned()];
-        assert!(parse(GOOD, "t.toml", "t", Path::new(""), &wrong).unwrap_err().0.contains("workload.0.field"));
+        for (change, expected) in [
+            ("workload.4.bytes=2MB", "workload.0.field"),
+            (
+                "topology.hosts=abc",
+                "--set \"topology.hosts=abc\": invalid type: string \"abc\", expected a whole number",
+            ),
+            ("topology.hosts=1", "--set \"topology.hosts=1\": topology.hosts: is 1; expected 2"),
+            ("fault.0.rate=1G", "the file has no [[fault]]"),
+            ("hosts", "expected table.field=value"),
+        ] {
+            let message = parse(GOOD, "t.toml", "t", Path::new(""), &[change.to_owned()]).unwrap_err().0;
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn another_kind_leaves_fields_of_the_first_unused() {
+        let text = GOOD
+            .replace("\"star\"", "\"leaf-spine\"\nleaves = 2\nhosts_per_leaf = 4\nspines = 1")
+            .replace("hosts = 17\n", "");
+        let changes = ["topology.kind=star".to_owned(), "topology.hosts=4".to_owned()];
+        assert_eq!(parse(&text, "t.toml", "t", Path::new(""), &changes).unwrap()[0].topology.hosts, 4);
+        let message = parsed(&text.replace("spines = 1", "spines = 0")).unwrap_err().0;
+        assert!(message.contains("t.toml:9: topology.spines: host 4 cannot be reached from host 0"), "{message}");
     }
 
     #[test]

@@ -8,6 +8,9 @@ use super::{Refusal, Scenario};
 use scalefabric_transport::congestion::Profile;
 use scalefabric_verbs::Mtu;
 
+/// Below it a watchdog would do nothing but look.
+const LEAST_WATCHDOG: Ps = Ps(1_000_000);
+
 impl Scenario {
     pub(super) fn build_model(&mut self) -> Result<(), Refusal> {
         let mut model = match self.file.model.unwrap_or(ModelName::Roce) {
@@ -46,7 +49,8 @@ impl Scenario {
         }
         model.host.flight_limit = host.flight_limit.map_or(model.host.flight_limit, |size| size.0);
         if let Some(rate) = host.qp_rate {
-            model.host.qp_rate = (rate.0 != 0).then_some(Rate::new(rate.0, false));
+            let rate = if rate.0 == 0 { None } else { self.rate(Some(rate), "host.qp_rate")? };
+            model.host.qp_rate = rate.map(|bps| Rate::new(bps, false));
         }
         model.ns3_quantum = host.ns3_quantum.unwrap_or(model.ns3_quantum);
         self.build_switch(&mut model)?;
@@ -94,12 +98,20 @@ impl Scenario {
             switch.pfc.headroom_bytes = u32::try_from(headroom.0).unwrap_or(u32::MAX);
         }
         if let Some(size) = table.resume_below {
+            if size.0 >= switch.buffer {
+                let message = format!("is {} B, and the buffer {} B: a pause would never end", size.0, switch.buffer);
+                return Err(self.refuse("switch.resume_below", &message));
+            }
             switch.pfc.resume_below = u32::try_from(size.0).unwrap_or(u32::MAX);
         }
         if let Some(quanta) = table.quanta {
             switch.pfc.quanta = (quanta != 0).then_some(quanta);
         }
         if let Some(watchdog) = table.watchdog {
+            if watchdog.0 != Ps::ZERO && watchdog.0 < LEAST_WATCHDOG {
+                let message = format!("is {}; expected \"1us\" or more, or \"0ns\" for none", watchdog.0);
+                return Err(self.refuse("switch.watchdog", &message));
+            }
             switch.pfc.watchdog = (watchdog.0 != Ps::ZERO).then_some(watchdog.0);
         }
         let any = table.kmin.is_some() || table.kmax.is_some() || table.pmax.is_some() || table.ecn_scaled.is_some();

@@ -13,15 +13,15 @@ fn split(text: &str) -> Option<(f64, &str)> {
     Some((number, text[end..].trim()))
 }
 
-fn read(text: &str, units: &[(&str, f64)]) -> Option<u64> {
+fn read(text: &str, most: f64, units: &[(&str, f64)]) -> Option<u64> {
     let (number, unit) = split(text)?;
     let factor = units.iter().find(|(name, _)| *name == unit)?.1;
     let value = (number * factor).round();
-    (0.0..1.8e19).contains(&value).then_some(value as u64)
+    (0.0..=most).contains(&value).then_some(value as u64)
 }
 
 macro_rules! quantity {
-    ($(#[$m:meta])* $name:ident($inner:ty), $wrap:expr, $expected:literal, $units:expr) => {
+    ($(#[$m:meta])* $name:ident($inner:ty), $wrap:expr, $expected:literal, $most:literal, $units:expr) => {
         $(#[$m])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name(pub $inner);
@@ -29,7 +29,7 @@ macro_rules! quantity {
         impl $name {
             /// Reads it from text.
             pub fn parse(text: &str) -> Option<Self> {
-                read(text, $units).map($wrap).map(Self)
+                read(text, $most, $units).map($wrap).map(Self)
             }
         }
 
@@ -53,19 +53,19 @@ macro_rules! quantity {
 
 quantity!(
     /// Bits a second.
-    Speed(u64), |bps| bps, "a rate with its unit, such as \"100G\" or \"400Gbps\"",
+    Speed(u64), |bps| bps, "a rate with its unit, such as \"100G\" or \"400Gbps\"", 1.8e19,
     &[("M", 1e6), ("Mbps", 1e6), ("G", 1e9), ("Gbps", 1e9), ("T", 1e12), ("Tbps", 1e12), ("bps", 1.0), ("K", 1e3), ("Kbps", 1e3)]
 );
 
 quantity!(
     /// A time.
-    Time(Ps), Ps, "a time with its unit, such as \"1us\", \"600ns\" or \"5ms\"",
+    Time(Ps), Ps, "a time with its unit, such as \"1us\", \"600ns\" or \"5ms\", at most \"10000s\"", 1e16,
     &[("ps", 1.0), ("ns", 1e3), ("us", 1e6), ("µs", 1e6), ("ms", 1e9), ("s", 1e12)]
 );
 
 quantity!(
     /// Bytes.
-    Size(u64), |bytes| bytes, "a size with its unit, such as \"64KiB\", \"1MB\" or \"500B\"",
+    Size(u64), |bytes| bytes, "a size with its unit, such as \"64KiB\", \"1MB\" or \"500B\"", 1.8e19,
     &[("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("KiB", 1024.0), ("MiB", 1_048_576.0), ("GiB", 1_073_741_824.0)]
 );
 

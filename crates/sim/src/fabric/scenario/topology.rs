@@ -1,10 +1,14 @@
 //! The fabric of a scenario: nodes, links, those that differ, and what goes wrong during the run.
 
 use super::super::time::Ps;
-use super::super::topology::{Topology, Wire};
+use super::super::topology::{MOST_BPS, MOST_DELAY, Topology, Wire};
 use super::super::world::Fault;
 use super::file::{FaultKind, TopologyKind};
+use super::quantity::{Speed, Time};
 use super::{Refusal, Scenario};
+
+/// A fifth of a second of fibre, m.
+const MOST_CABLE_M: f64 = 40_000_000.0;
 
 impl Scenario {
     fn count(&self, value: Option<u32>, field: &str, least: u32, most: u32) -> Result<u32, Refusal> {
@@ -15,8 +19,7 @@ impl Scenario {
 
     pub(super) fn build_topology(&mut self) -> Result<(), Refusal> {
         let table = self.file.topology.clone();
-        let port = table.port_delay.map_or(Ps::from_ns(300), |time| time.0);
-        let cable = |metres: f64| port + Ps((metres.max(0.0) * 5_000.0) as u64);
+        let port = self.delay(table.port_delay, "topology.port_delay")?.unwrap_or(Ps::from_ns(300));
         for (both, place) in [
             (table.delay.is_some() && table.cable_m.is_some(), "topology.cable_m"),
             (table.up_delay.is_some() && table.up_cable_m.is_some(), "topology.up_cable_m"),
@@ -25,11 +28,18 @@ impl Scenario {
                 return Err(self.refuse(place, "a length and a delay are both given; give one"));
             }
         }
-        let delay = table.delay.map(|time| time.0).or(table.cable_m.map(cable)).unwrap_or(Ps::from_ns(1_000));
-        let up_delay = table.up_delay.map(|time| time.0).or(table.up_cable_m.map(cable)).unwrap_or(delay);
-        let bps = table.rate.map_or(100_000_000_000, |rate| rate.0);
+        let cable = |metres: Option<f64>, place: &str| {
+            let metres = metres.map(|metres| self.part(metres, place, MOST_CABLE_M)).transpose()?;
+            Ok(metres.map(|metres| port + Ps((metres * 5_000.0) as u64)))
+        };
+        let delay = self.delay(table.delay, "topology.delay")?.or(cable(table.cable_m, "topology.cable_m")?);
+        let up_delay = self.delay(table.up_delay, "topology.up_delay")?;
+        let up_delay = up_delay.or(cable(table.up_cable_m, "topology.up_cable_m")?);
+        let delay = delay.unwrap_or(Ps::from_ns(1_000));
+        let bps = self.rate(table.rate, "topology.rate")?.unwrap_or(100_000_000_000);
         let wire = Wire { bps, delay };
-        let up = Wire { bps: table.up_rate.map_or(bps, |rate| rate.0), delay: up_delay };
+        let up_bps = self.rate(table.up_rate, "topology.up_rate")?.unwrap_or(bps);
+        let up = Wire { bps: up_bps, delay: up_delay.unwrap_or(delay) };
         self.topology = match table.kind {
             TopologyKind::Star => Topology::star(self.count(table.hosts, "hosts", 2, 4_096)?, wire),
             TopologyKind::Dumbbell => Topology::dumbbell(self.count(table.hosts, "hosts", 2, 4_096)?, wire, up),
@@ -82,12 +92,46 @@ impl Scenario {
         for (index, table) in self.file.link.clone().iter().enumerate() {
             let link = self.find_link(table.host, table.a, table.b, &format!("link[{index}]"))?;
             let loss = self.part(table.loss.unwrap_or(0.0), &format!("link[{index}].loss"), 1.0)?;
+            let rate = self.rate(table.rate, &format!("link[{index}].rate"))?;
+            let delay = self.delay(table.delay, &format!("link[{index}].delay"))?;
             let link = &mut self.topology.links[link as usize];
-            link.bps = table.rate.map_or(link.bps, |rate| rate.0);
-            link.delay = table.delay.map_or(link.delay, |time| time.0);
+            link.bps = rate.unwrap_or(link.bps);
+            link.delay = delay.unwrap_or(link.delay);
             link.loss_e7 = (loss * 1e7).round() as u32;
         }
         Ok(())
+    }
+
+    /// The rate of a link, or of a host behind it.
+    pub(super) fn rate(&self, rate: Option<Speed>, place: &str) -> Result<Option<u64>, Refusal> {
+        let wrong = match rate.map(|rate| rate.0) {
+            Some(0) => "is 0: nothing would ever pass; expected \"1Kbps\" to \"3.2T\"".to_owned(),
+            Some(bps @ 1..1_000) => format!("is {bps} b/s; expected \"1Kbps\" to \"3.2T\""),
+            Some(bps) if bps > MOST_BPS => format!("is {bps} b/s; at most 3.2 Tb/s are modelled"),
+            other => return Ok(other),
+        };
+        Err(self.refuse(place, &wrong))
+    }
+
+    fn delay(&self, delay: Option<Time>, place: &str) -> Result<Option<Ps>, Refusal> {
+        match delay.map(|delay| delay.0) {
+            Some(delay) if delay > MOST_DELAY => {
+                Err(self.refuse(place, &format!("is {delay}; at most 1 s is modelled")))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// What no single field shows.
+    pub(super) fn check_topology(&self) -> Result<(), Refusal> {
+        let table = &self.file.topology;
+        let place = match (self.topology.hosts, table.spines) {
+            (0 | 1, _) if table.hosts_per_leaf.is_some() => "topology.hosts_per_leaf",
+            (0 | 1, _) if table.servers.is_some() => "topology.servers",
+            (_, Some(0)) => "topology.spines",
+            _ => "topology.kind",
+        };
+        self.topology.check().map_err(|wrong| self.refuse(place, &wrong.message))
     }
 
     fn find_link(&self, host: Option<u32>, a: Option<u32>, b: Option<u32>, place: &str) -> Result<u32, Refusal> {
@@ -135,10 +179,8 @@ impl Scenario {
                     (Fault::Loss { link, loss_e7: (loss * 1e7).round() as u32 }, Fault::Loss { link, loss_e7: 0 })
                 }
                 FaultKind::SlowHost => {
-                    let bps = self.need(table.rate, &place("rate"), "what the host takes in, such as \"20G\"")?.0;
-                    if bps == 0 {
-                        return Err(self.refuse(&place("rate"), "is 0: nothing would ever arrive"));
-                    }
+                    let rate = self.rate(table.rate, &place("rate"))?;
+                    let bps = self.need(rate, &place("rate"), "what the host takes in, such as \"20G\"")?;
                     (Fault::SlowHost { host: host()?, bps }, Fault::SlowHost { host: host()?, bps: 0 })
                 }
                 FaultKind::PfcStorm => {

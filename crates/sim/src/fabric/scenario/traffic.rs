@@ -25,6 +25,12 @@ pub(super) fn build(scenario: &Scenario, world: &World) -> Result<Mix, Refusal> 
     Ok(Mix::new(jobs))
 }
 
+/// Packets of one message: their numbers have 32 bits.
+const MOST_PACKETS: u64 = 1 << 30;
+
+/// Flows of an open loop or operations of storage: all are made before the run.
+const MOST_FLOWS: f64 = 2e7;
+
 struct Maker<'a> {
     scenario: &'a Scenario,
     world: &'a World,
@@ -45,10 +51,17 @@ impl Maker<'_> {
         self.scenario.within(value.unwrap_or(default), &self.place(field), least, most)
     }
 
+    /// What a message may be: 4 TiB, and [`MOST_PACKETS`].
+    fn most_bytes(&self) -> u64 {
+        (u64::from(self.scenario.model.host.mtu) * MOST_PACKETS).min(1 << 42)
+    }
+
     fn bytes(&self) -> Result<u64, Refusal> {
         let bytes = self.scenario.need(self.table.bytes, &self.place("bytes"), "a size, such as \"1MB\"")?.0;
-        if bytes == 0 || bytes > 1 << 42 {
-            return Err(self.refuse("bytes", &format!("is {bytes}; expected 1 B to 4 TiB")));
+        let most = self.most_bytes();
+        if bytes == 0 || bytes > most {
+            let message = format!("is {bytes}; expected 1 to {most} B: 4 TiB, or {MOST_PACKETS} packets of host.mtu");
+            return Err(self.refuse("bytes", &message));
         }
         Ok(bytes)
     }
@@ -62,13 +75,16 @@ impl Maker<'_> {
     }
 
     fn sizes(&self) -> Result<Sizes, Refusal> {
+        if self.table.sizes.is_some() && self.table.bytes.is_some() {
+            return Err(self.refuse("bytes", "sizes are given, too; expected one of the two"));
+        }
         match &self.table.sizes {
             None => Ok(Sizes::fixed(self.bytes()?)),
             Some(name) => match Sizes::named(name) {
                 Some(sizes) => Ok(sizes),
                 None if name.ends_with(".csv") => {
                     let (text, shown) = self.scenario.table(&self.place("sizes"), name)?;
-                    Sizes::from_csv(&text, &shown).map_err(Refusal)
+                    Sizes::from_csv(&text, &shown, self.most_bytes()).map_err(Refusal)
                 }
                 None => {
                     let names = NAMES.join(", ");
@@ -81,8 +97,18 @@ impl Maker<'_> {
         }
     }
 
-    fn duration(&self) -> Result<Ps, Refusal> {
-        Ok(self.scenario.need(self.table.duration, &self.place("duration"), "a time, such as \"1ms\"")?.0)
+    /// For how long flows of `hosts` begin, at this load and of these sizes.
+    fn duration(&self, hosts: u32, load: f64, sizes: &Sizes) -> Result<Ps, Refusal> {
+        let duration = self.scenario.need(self.table.duration, &self.place("duration"), "a time, such as \"1ms\"")?.0;
+        if duration == Ps::ZERO {
+            return Err(self.refuse("duration", "is 0: nothing would begin; expected a time above 0"));
+        }
+        let flows = f64::from(hosts) * self.line() as f64 * load / 8.0 / sizes.mean() * duration.as_secs();
+        if flows > MOST_FLOWS {
+            let message = format!("is {duration}, in which {flows:.1e} flows begin; at most {MOST_FLOWS:.0e} are made");
+            return Err(self.refuse("duration", &message));
+        }
+        Ok(duration)
     }
 
     fn line(&self) -> u64 {
@@ -114,28 +140,23 @@ impl Maker<'_> {
             }
             WorkloadKind::AllReduce => Box::new(AllReduce::new(self.all_reduce(start, priority, &mut random)?)),
             WorkloadKind::OpenLoop => {
-                let flows = FlowList::open_loop(
-                    hosts,
-                    self.line(),
-                    self.load()?,
-                    &self.sizes()?,
-                    start,
-                    self.duration()?,
-                    &mut random,
-                );
+                let (load, sizes) = (self.load()?, self.sizes()?);
+                let duration = self.duration(hosts, load, &sizes)?;
+                let flows = FlowList::open_loop(hosts, self.line(), load, &sizes, start, duration, &mut random);
                 Box::new(FlowList::new(flows, priority))
             }
             WorkloadKind::Storage => {
                 let clients = self.within(table.clients, hosts / 2, "clients", 1, hosts - 1)?;
+                let (load, sizes) = (self.load()?, self.sizes()?);
                 let plan = storage::Plan {
                     clients: (0..clients).collect(),
                     servers: (clients..hosts).collect(),
                     reads: self.scenario.part(table.reads.unwrap_or(0.7), &self.place("reads"), 1.0)?,
-                    load: self.load()?,
+                    load,
                     bps: self.line(),
-                    sizes: self.sizes()?,
+                    duration: self.duration(clients, load, &sizes)?,
+                    sizes,
                     start,
-                    duration: self.duration()?,
                     priority,
                 };
                 Box::new(Storage::new(&plan, &mut random))
@@ -143,7 +164,7 @@ impl Maker<'_> {
             WorkloadKind::Csv => {
                 let file = self.scenario.need(table.file.clone(), &self.place("file"), "the name of a table")?;
                 let (text, shown) = self.scenario.table(&self.place("file"), &file)?;
-                let flows = FlowList::from_csv(&text, &shown, hosts).map_err(Refusal)?;
+                let flows = FlowList::from_csv(&text, &shown, hosts, self.most_bytes()).map_err(Refusal)?;
                 Box::new(FlowList::new(flows, priority))
             }
         })

@@ -123,5 +123,5 @@ pub fn profile(name: &str, changes: &[(&str, f64)]) -> Result<Profile, String> {
 
 /// Flows of a reference table.
 pub fn flows(text: &str, name: &str, hosts: u32) -> Result<Vec<Flow>, String> {
-    FlowList::from_csv(text, name, hosts)
+    FlowList::from_csv(text, name, hosts, 1 << 42)
 }

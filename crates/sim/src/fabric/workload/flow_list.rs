@@ -76,8 +76,8 @@ impl FlowList {
         }
     }
 
-    /// Reads `src,dst,size_bytes,start_ns`. The error names line and field.
-    pub fn from_csv(text: &str, name: &str, hosts: u32) -> Result<Vec<Flow>, String> {
+    /// Reads `src,dst,size_bytes,start_ns` of flows that have at most so many bytes. The error names line and field.
+    pub fn from_csv(text: &str, name: &str, hosts: u32, most_bytes: u64) -> Result<Vec<Flow>, String> {
         let mut rows = csv::rows(text, name, "src,dst,size_bytes,start_ns")?;
         let mut flows = Vec::new();
         while let Some(row) = rows.next_row()? {
@@ -86,7 +86,7 @@ impl FlowList {
             if from == to {
                 return Err(row.wrong(1, "another host than src"));
             }
-            let bytes = row.number(2, 1, 1 << 42)?;
+            let bytes = row.number(2, 1, most_bytes)?;
             let start = Ps::from_ns(row.number(3, 0, 1_000_000_000_000)?);
             flows.push(Flow { start, from, to, bytes });
         }
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_table_is_read_and_its_faults_are_placed() {
         let head = "src,dst,size_bytes,start_ns\n";
-        let flows = FlowList::from_csv(&format!("{head}0,1,500,7\n"), "f.csv", 2).unwrap();
+        let flows = FlowList::from_csv(&format!("{head}0,1,500,7\n"), "f.csv", 2, 1 << 42).unwrap();
         assert_eq!(flows, [Flow { start: Ps::from_ns(7), from: 0, to: 1, bytes: 500 }]);
         for (line, expected) in [
             ("0,2,1,0", "f.csv:2: dst is \"2\"; expected a whole number from 0 to 1"),
@@ -191,9 +191,9 @@ mod tests {
             ("0,1,0,0", "f.csv:2: size_bytes"),
             ("0,1,1,-1", "f.csv:2: start_ns"),
         ] {
-            let message = FlowList::from_csv(&format!("{head}{line}\n"), "f.csv", 2).unwrap_err();
+            let message = FlowList::from_csv(&format!("{head}{line}\n"), "f.csv", 2, 1 << 42).unwrap_err();
             assert!(message.contains(expected), "{message}");
         }
-        assert!(FlowList::from_csv(head, "f.csv", 2).is_err());
+        assert!(FlowList::from_csv(head, "f.csv", 2, 1 << 42).is_err());
     }
 }

@@ -82,22 +82,26 @@ impl Sizes {
         Self { points: vec![(bytes as f64, 0.0), (bytes as f64, 100.0)] }
     }
 
-    /// Reads `bytes,percent`, rising from 0 to 100 per cent.
-    pub fn from_csv(text: &str, name: &str) -> Result<Self, String> {
+    /// Reads `bytes,percent`, rising from 0 to 100 per cent, of at most so many bytes.
+    pub fn from_csv(text: &str, name: &str, most_bytes: u64) -> Result<Self, String> {
         let mut rows = csv::rows(text, name, "bytes,percent")?;
-        let mut points: Vec<(f64, f64)> = Vec::new();
+        let (mut points, mut last): (Vec<(f64, f64)>, usize) = (Vec::new(), 1);
         while let Some(row) = rows.next_row()? {
             let least = points.last().copied().unwrap_or((0.0, 0.0));
-            let bytes = row.real(0, least.0, 1e12)?;
+            let bytes = row.real(0, least.0, most_bytes as f64)?;
             let percent = row.real(1, least.1, 100.0)?;
             if points.is_empty() && percent != 0.0 {
                 return Err(row.wrong(1, "0 in the first line"));
             }
             points.push((bytes, percent));
+            last = row.line;
         }
         match points.last() {
             Some((bytes, percent)) if *percent == 100.0 && *bytes >= 1.0 => Ok(Self { points }),
-            _ => Err(format!("{name}: the last line must be at 100 per cent")),
+            Some((_, percent)) if *percent == 100.0 => {
+                Err(format!("{name}:{last}: bytes: all sizes are 0; expected 1 or more in the last line"))
+            }
+            _ => Err(format!("{name}:{last}: percent: the last line must be at 100")),
         }
     }
 
@@ -142,9 +146,9 @@ mod tests {
 
     #[test]
     fn own_points_are_checked() {
-        assert!(Sizes::from_csv("bytes,percent\n0,0\n100,50\n1000,100\n", "d").is_ok());
+        assert!(Sizes::from_csv("bytes,percent\n0,0\n100,50\n1000,100\n", "d", 1 << 42).is_ok());
         for bad in ["0,0\n100,50\n90,100", "0,0\n100,50", "0,10\n100,100", "0,0\n100,50\n200,40"] {
-            assert!(Sizes::from_csv(&format!("bytes,percent\n{bad}\n"), "d").is_err(), "{bad}");
+            assert!(Sizes::from_csv(&format!("bytes,percent\n{bad}\n"), "d", 1 << 42).is_err(), "{bad}");
         }
     }
 }
