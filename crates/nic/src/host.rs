@@ -85,7 +85,7 @@ impl Fabric {
 
     /// Places a completion; true if the CQ has overrun.
     #[inline(always)]
-    fn complete(&mut self, now: Time, cq: u32, wc: &WorkCompletion, solicited: bool) -> bool {
+    pub(crate) fn complete(&mut self, now: Time, cq: u32, wc: &WorkCompletion, solicited: bool) -> bool {
         let Some(entry) = self.cqs.get_mut(cq as usize) else { return false };
         let pushed = entry.producer.push_at(wc, solicited, now.0);
         let waits = entry.late.event.is_some();

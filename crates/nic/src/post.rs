@@ -13,7 +13,7 @@ use scalefabric_verbs::{
     VerbsError,
 };
 
-use crate::engine::direct::{CHUNK, Local, ROOM, Requests};
+use crate::engine::direct::{CHUNK, Local, Plain, ROOM, Requests};
 use crate::engine::drive::Core;
 use crate::engine::entry::{QpShared, SrqShared};
 use crate::memory::{Bind, PdId, ensure_here, gather_raw};
@@ -98,6 +98,28 @@ impl Requests for Chain<'_, '_> {
         let wr = self.chain.get(n)?;
         let fits = wr.sg_list.len() <= self.max_sge_rd || is_gathered(&wr.op);
         if fits { unqueued(self.qp, self.ring, wr, self.raw, wqe, room) } else { None }
+    }
+
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.chain.len()
+    }
+
+    #[inline(always)]
+    fn plain(&self, n: usize) -> Option<Plain<'_>> {
+        let wr = self.chain.get(n)?;
+        let SendOp::Write { remote_addr, rkey } = wr.op else { return None };
+        let (to, flags) =
+            ((remote_addr, rkey), if self.qp.sq_sig_all { wr.flags | SendFlags::SIGNALED } else { wr.flags });
+        match (wr.flags.contains(SendFlags::INLINE), wr.sg_list) {
+            (true, []) if wr.inline_data.len() <= self.ring.max_inline() as usize => {
+                Plain::inline(wr.wr_id, flags, to, wr.inline_data)
+            }
+            (false, [sge]) if wr.inline_data.is_empty() && self.ring.max_sge() > 0 => {
+                Plain::registered(wr.wr_id, flags, to, sge)
+            }
+            _ => None,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::counter::Counter;
 use crate::host::{Direct, Host, Incoming, SendWqe};
 use crate::migration;
 use crate::requester::control::Controlled;
-use crate::requester::{Requester, Stop};
+use crate::requester::{Requester, Stop, segment};
 use crate::responder::{Acks, Alike, Cnps, Responder};
 use crate::time::Time;
 
@@ -267,6 +267,24 @@ impl QueuePair {
                 true
             }
         }
+    }
+
+    /// Whether requests may be executed that are posted and stand in no queue. `posted`: as in [`QueuePair::execute_unqueued`].
+    #[inline]
+    pub fn may_execute_unqueued(&self, posted: u32) -> bool {
+        self.requester.may_execute_unqueued(&self.ctx, posted)
+    }
+
+    /// Requests of so many PSNs were executed that stood in no queue: [`QueuePair::may_execute_unqueued`] said so.
+    #[inline]
+    pub fn executed_unqueued(&mut self, psns: u32) {
+        self.requester.executed_psns = self.requester.executed_psns.wrapping_add(psns);
+    }
+
+    /// PSNs that a WRITE of `length` bytes takes.
+    #[inline]
+    pub fn packets_of_write(&self, length: u32) -> u32 {
+        segment::packets_of(length, self.ctx.pmtu())
     }
 
     /// Whether packets have come from its peer since RESET.

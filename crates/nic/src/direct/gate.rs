@@ -4,8 +4,9 @@
 //! terms, and only while it is closed. An accessor reads them once, remembers the generation, and from then on compares one word an
 //! operation, after it has published its hazard.
 //!
-//! The same word counts the PSNs that the peer's requests would have taken, so that `rq_psn` of a query says what was executed. The
-//! accessor counts before it clears its hazard, also if the gate was closed meanwhile: what it did, it did.
+//! Beside it the PSNs are counted that the peer's requests would have taken, so that `rq_psn` of a query says what was executed. The
+//! accessor counts before it clears its hazard, also if the gate was closed meanwhile: what it did, it did. There is one accessor, which the terms name, so it needs no atomic
+//! read-modify-write; the count says for which opening it is, so that one who was given up in the middle, and goes on later, is noticed.
 
 use scalefabric_verbs::{AccessFlags, Gid, Qpn};
 
@@ -48,8 +49,12 @@ pub struct Open {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Gate {
-    /// Lower half: generation, odd while open. Upper half: PSNs counted since the QP left RESET.
-    state: AtomicU64,
+    /// Lower half: for which opening (or reset) it counts. Upper half: PSNs counted since the QP left RESET.
+    counted: AtomicU64,
+    /// Generation, odd while open.
+    state: AtomicU32,
+    /// What was counted when it was opened.
+    base: AtomicU32,
     pd: AtomicU32,
     access: AtomicU32,
     qpn: AtomicU32,
@@ -82,7 +87,9 @@ impl Gate {
     pub fn new() -> Self {
         let (word, long) = (|| AtomicU32::new(0), || AtomicU64::new(0));
         Self {
-            state: long(),
+            counted: long(),
+            state: word(),
+            base: word(),
             pd: word(),
             access: word(),
             qpn: word(),
@@ -106,40 +113,42 @@ impl Gate {
         self.port.store(port, Ordering::Relaxed);
         store_gid(&self.peer_gid, terms.peer_gid);
         self.sgid_index.store(u32::from(terms.sgid_index), Ordering::Relaxed);
-        // Release: who sees it open sees the terms.
-        self.change(|generation, counted| (generation.wrapping_add(1) | 1, counted));
+        let generation = self.state.load(Ordering::Relaxed).wrapping_add(1) | 1;
+        self.begin_count(generation, self.executed_psns());
+        // Release: who sees it open sees the terms, and where to count.
+        self.state.store(generation, Ordering::Release);
     }
 
     /// Owner: closes it; whoever may still be inside is waited for by its hazard. True if it was open.
     pub fn close(&self) -> bool {
-        self.change(|generation, counted| (generation.wrapping_add(generation & 1), counted)) & 1 == 1
+        let generation = self.state.load(Ordering::Relaxed);
+        self.state.store(generation.wrapping_add(generation & 1), Ordering::Release);
+        generation & 1 == 1
     }
 
     /// Owner, closed: the QP is in RESET. A count that an accessor still has in hand does not fit the new generation.
     pub fn reset(&self) {
-        self.change(|generation, _| (generation.wrapping_add(2) & !1, 0));
+        let generation = self.state.load(Ordering::Relaxed).wrapping_add(2) & !1;
+        self.begin_count(generation, 0);
+        self.state.store(generation, Ordering::Release);
     }
 
-    fn change(&self, to: impl Fn(u32, u32) -> (u32, u32)) -> u32 {
-        let mut now = self.state.load(Ordering::Relaxed);
-        loop {
-            let (generation, counted) = to(now as u32, (now >> 32) as u32);
-            let next = u64::from(generation) | u64::from(counted) << 32;
-            match self.state.compare_exchange_weak(now, next, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return now as u32,
-                Err(other) => now = other,
-            }
-        }
+    fn begin_count(&self, generation: u32, count: u32) {
+        self.base.store(count, Ordering::Relaxed);
+        self.counted.store(u64::from(generation) | u64::from(count) << 32, Ordering::Release);
     }
 
     /// PSNs that the peer's own executions would have taken.
     pub fn executed_psns(&self) -> u32 {
-        (self.state.load(Ordering::Acquire) >> 32) as u32
+        let counted = self.counted.load(Ordering::Acquire);
+        // Of the opening that there is, or was last. Else somebody who was given up has gone on, and what was counted since is lost.
+        let is_of_now = self.state.load(Ordering::Relaxed).wrapping_sub(counted as u32) <= 1;
+        if is_of_now { (counted >> 32) as u32 } else { self.base.load(Ordering::Relaxed) }
     }
 
     /// Accessor: its terms, if it is open.
     pub fn read(&self) -> Option<Open> {
-        let generation = self.state.load(Ordering::Acquire) as u32;
+        let generation = self.state.load(Ordering::Acquire);
         if generation & 1 == 0 {
             return None;
         }
@@ -157,28 +166,28 @@ impl Gate {
         };
         // A second look: the terms belong to the generation only if it is still the same.
         fence(Ordering::Acquire);
-        (self.state.load(Ordering::Relaxed) as u32 == generation).then_some(Open { generation, terms })
+        (self.state.load(Ordering::Relaxed) == generation).then_some(Open { generation, terms })
     }
 
     /// Accessor, behind its hazard: whether it is still open on the terms that were read.
     #[inline]
     pub fn is_open(&self, generation: u32) -> bool {
-        self.state.load(Ordering::Acquire) as u32 == generation
+        self.state.load(Ordering::Acquire) == generation
     }
 
     /// Accessor, behind its hazard: counts what it has executed. Nothing is counted once the gate belongs to another life of the QP.
     #[inline]
     pub fn count(&self, generation: u32, psns: u32) {
-        let mut now = self.state.load(Ordering::Relaxed);
-        // The generation itself, or the one of having been closed after it.
-        while (now as u32).wrapping_sub(generation) <= 1 {
-            let counted = ((now >> 32) as u32).wrapping_add(psns);
-            let next = now & 0xffff_ffff | u64::from(counted) << 32;
-            match self.state.compare_exchange_weak(now, next, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(other) => now = other,
-            }
-        }
+        let now = self.counted.load(Ordering::Relaxed);
+        let before = if now as u32 == generation {
+            (now >> 32) as u32
+        } else if self.is_open(generation) {
+            // Somebody who was given up has gone on, and has written over it.
+            self.base.load(Ordering::Relaxed)
+        } else {
+            return;
+        };
+        self.counted.store(u64::from(generation) | u64::from(before.wrapping_add(psns)) << 32, Ordering::Release);
     }
 }
 
@@ -232,6 +241,26 @@ mod tests {
         gate.reset();
         gate.count(last, 1);
         assert_eq!(gate.executed_psns(), 0);
+    }
+
+    #[test]
+    fn one_who_was_given_up_and_goes_on_is_noticed() {
+        let gate = Gate::new();
+        gate.open(&terms(5));
+        let first = gate.read().unwrap().generation;
+        gate.count(first, 3);
+        gate.close();
+        gate.open(&terms(5));
+        let second = gate.read().unwrap().generation;
+        gate.count(second, 4);
+        assert_eq!(gate.executed_psns(), 7);
+        // It had looked before the gate was closed, and writes now.
+        gate.counted.store(u64::from(first) | 4 << 32, Ordering::Release);
+        assert_eq!(gate.executed_psns(), 3, "what is certain");
+        gate.count(second, 2);
+        assert_eq!(gate.executed_psns(), 5);
+        gate.close();
+        assert_eq!(gate.executed_psns(), 5);
     }
 
     #[test]

@@ -22,10 +22,12 @@ use crate::ring::atomic::full_fence;
 use crate::share::neighbourhood::Neighbourhood;
 use crate::tables::Tables;
 
+mod plain;
 mod request;
 mod shown;
 mod unqueued;
 
+pub(crate) use plain::Plain;
 pub(crate) use request::Local;
 use request::{Request, needs, rkey_of};
 pub(crate) use unqueued::{ROOM, Requests};
@@ -182,13 +184,7 @@ enum Unannounced {
 /// message is acknowledged by itself.
 #[inline]
 fn count(wqe: &SendWqe, psns: u32, mut add: impl FnMut(Counter, u64)) {
-    let traffic = Traffic::of(wqe, psns);
-    let packets = u64::from(traffic.request_packets) + u64::from(traffic.answer_packets);
-    let bytes = traffic.request_bytes + traffic.answer_bytes;
-    add(Counter::SentPackets, packets);
-    add(Counter::SentBytes, bytes);
-    add(Counter::ReceivedPackets, packets);
-    add(Counter::ReceivedBytes, bytes);
+    Traffic::of(wqe, psns).count(&mut add);
     add(Counter::DirectRequests, 1);
     match wqe.op {
         WqeOp::Write { .. } => add(Counter::WriteRequests, 1),

@@ -163,7 +163,8 @@ impl Access<'_> {
         self.table
     }
 
-    fn local(&self, pd: PdId, sge: &Sge, write: bool) -> Result<Host, LocalFault> {
+    #[inline]
+    pub(super) fn local(&self, pd: PdId, sge: &Sge, write: bool) -> Result<Host, LocalFault> {
         let entry = self.table.find(sge.lkey.0).ok_or(LocalFault::BadKey)?;
         if entry.kind.load(Ordering::Relaxed) != kind::REGION {
             return Err(LocalFault::BadKey);

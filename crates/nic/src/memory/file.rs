@@ -18,7 +18,7 @@ use crate::direct::Gate;
 use crate::process::Descriptor;
 
 /// Version of the layout.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"sfmember");
 /// Gates, one for each QP index.
 pub const GATES: usize = 65_536;

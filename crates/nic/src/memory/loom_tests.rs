@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering as StdOrdering};
 use loom::thread;
 use scalefabric_verbs::{AccessFlags, MwType};
 
+use super::region::Pins;
 use super::table::{Entry, kind};
 use super::{MemoryTable, PdId, Seed};
-use crate::ring::atomic::{Ordering, fence};
+use crate::ring::atomic::Ordering;
 
 /// A table with one region of memory that does not exist: nothing is copied here. Its slot and key.
 fn table_with_region() -> (Arc<MemoryTable>, super::Accessor, u32, u32) {
@@ -26,9 +27,9 @@ fn table_with_region() -> (Arc<MemoryTable>, super::Accessor, u32, u32) {
 }
 
 /// What `deregister` does; then the memory is gone.
-fn deregister(table: &MemoryTable, slot: u32, gone: &AtomicBool) {
+fn deregister(table: &MemoryTable, slot: u32, pins: Option<&Pins>, gone: &AtomicBool) {
     table.revoke(slot);
-    assert!(table.quiesce(slot));
+    assert!(table.quiesce_with(slot, || pins.is_some_and(Pins::any)));
     gone.store(true, StdOrdering::SeqCst);
 }
 
@@ -51,7 +52,7 @@ fn loom_a_turn_never_touches_what_is_deregistered() {
                 }
             }
         });
-        deregister(&table, slot, &gone);
+        deregister(&table, slot, None, &gone);
         engine.join().expect("no panic");
     });
 }
@@ -60,22 +61,21 @@ fn loom_a_turn_never_touches_what_is_deregistered() {
 fn loom_a_pinned_copy_is_waited_for() {
     loom::model(|| {
         let (table, _accessor, slot, key) = table_with_region();
-        let gone = Arc::new(AtomicBool::new(false));
+        let (gone, pins) = (Arc::new(AtomicBool::new(false)), Arc::new(Pins::new()));
         let application = thread::spawn({
-            let (table, gone) = (table.clone(), gone.clone());
+            let (table, gone, pins) = (table.clone(), gone.clone(), pins.clone());
             move || {
                 // As `Region::with_bytes` does it.
                 let entry = table.entry(slot);
-                entry.pins.fetch_add(1, Ordering::AcqRel);
-                fence(Ordering::SeqCst);
+                pins.add();
                 if entry.key.load(Ordering::Acquire) == key {
                     thread::yield_now();
                     assert!(!gone.load(StdOrdering::SeqCst), "touched after deregistration");
                 }
-                entry.pins.fetch_sub(1, Ordering::Release);
+                pins.sub();
             }
         });
-        deregister(&table, slot, &gone);
+        deregister(&table, slot, Some(&pins), &gone);
         application.join().expect("no panic");
     });
 }

@@ -33,7 +33,7 @@ pub use allocation::{Allocation, Allocator};
 pub use copy::{Gone, gather_raw};
 pub use file::OwnFile;
 pub(crate) use guard::ensure_here;
-pub use neighbour::{Grant, Neighbour, Source};
+pub use neighbour::{Grant, Neighbour, Piece, Source};
 pub use other::Other;
 pub use region::{Region, Registration};
 pub use shared::SharedPages;

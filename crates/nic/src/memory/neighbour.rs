@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use scalefabric_transport::host::{AtomicOp, RemoteAccess};
-use scalefabric_verbs::{AccessFlags, Sge};
+use scalefabric_verbs::{AccessFlags, RKey, Sge};
 
 use super::access::{Access, Host, Lookup, Peer, host_address, offset_inside, opened, opened_at, perform};
 use super::copy::{self, Gone};
@@ -78,6 +78,13 @@ impl Neighbour {
         Some(Grant { place, relaxed: is_relaxed(entry) })
     }
 
+    /// What a key opens, all checks passed but those of a range. `slot`: the key's place. The caller's hazard stands.
+    #[inline(always)]
+    pub fn open(&self, slot: u32, peer: Peer, rkey: RKey, right: AccessFlags) -> Option<Opened<'_>> {
+        let entry = opened_at(self, slot, peer, rkey, right).ok()?;
+        Some(Opened { file: &self.file, entry })
+    }
+
     /// Whether it has granted a FLUSH of the whole region.
     pub fn grants_region(&self, peer: Peer, access: &RemoteAccess) -> bool {
         opened(self, peer, access.rkey, access.access).is_ok()
@@ -97,6 +104,52 @@ impl Lookup for Neighbour {
     #[inline]
     fn at(&self, slot: u32) -> Option<&Entry> {
         self.file.entry(slot)
+    }
+}
+
+/// Memory of a neighbour that a key opens, while the hazard stands.
+pub struct Opened<'n> {
+    file: &'n ForeignFile,
+    entry: &'n Entry,
+}
+
+/// The bytes of a WRITE, in one piece and not of no length.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Here.
+    Inline(&'a [u8]),
+    /// In registered memory.
+    Registered(&'a Sge),
+}
+
+impl Piece<'_> {
+    /// How many they are.
+    #[inline(always)]
+    pub fn length(&self) -> u32 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u32,
+            Self::Registered(sge) => sge.length,
+        }
+    }
+}
+
+impl Opened<'_> {
+    /// Writes a piece to `va`, if that is inside and mapped here. False if not all of it could be done.
+    #[inline(always)]
+    pub fn put(&self, memory: &Access<'_>, pd: PdId, va: u64, piece: &Piece<'_>) -> bool {
+        let length = piece.length();
+        let Some(offset) = offset_inside(self.entry, va, u64::from(length)) else { return false };
+        let there = self.entry.host.load(Ordering::Relaxed).wrapping_add(offset);
+        let Some(to) = self.file.here(there, u64::from(length)) else { return false };
+        let from = match piece {
+            Piece::Inline(bytes) => bytes.as_ptr(),
+            Piece::Registered(sge) => match memory.local(pd, sge, false) {
+                Ok(from) => from.cast_const(),
+                Err(_) => return false,
+            },
+        };
+        // SAFETY: the range lies inside of what the key opens, and the source was checked or is a slice; neither is taken away while hazard and turn last.
+        unsafe { copy::copy_between(to, from, length as usize) }.is_ok()
     }
 }
 
@@ -121,6 +174,22 @@ pub struct Grant<'n> {
 }
 
 impl Grant<'_> {
+    /// Writes `length` bytes to what is granted, from its byte `at` on. `ends`: they are the last of their message.
+    ///
+    /// # Safety
+    /// The grant covers them, and the table grants reading as many at `from`, now.
+    #[inline(always)]
+    unsafe fn write(&self, at: usize, from: *const u8, length: usize, ends: bool) -> Result<(), Gone> {
+        match self.place {
+            // SAFETY: the caller's promise.
+            Place::Here(to) => unsafe { copy::copy_between(to.wrapping_add(at), from, length) },
+            // SAFETY: as above for the source; the kernel checks the other side.
+            Place::There(other, to) => unsafe {
+                other.write(to + at as u64, from, length, ends && !self.relaxed).map_err(|_| Gone)
+            },
+        }
+    }
+
     /// Whether anything can be done there: only WRITE and READ (`moves`) where it is not mapped, if the kernel lets us.
     pub fn is_within_reach(&self, moves: bool) -> bool {
         match self.place {
@@ -166,15 +235,9 @@ impl Access<'_> {
         last: bool,
     ) -> bool {
         let move_piece = |from: *const u8, range: std::ops::Range<usize>| {
-            let at = offset as usize + range.start;
-            match grant.place {
-                // SAFETY: the grant covers the message, and the source was checked; neither is taken away while hazard and turn last.
-                Place::Here(to) => unsafe { copy::copy_between(to.wrapping_add(at), from, range.len()) },
-                // SAFETY: as above for the source; the kernel checks the other side.
-                Place::There(other, to) => unsafe {
-                    let ends = last && range.end == length as usize && !grant.relaxed;
-                    other.write(to + at as u64, from, range.len(), ends).map_err(|_| Gone)
-                },
+            // SAFETY: the grant covers the message, and the source was checked; neither is taken away while hazard and turn last.
+            unsafe {
+                grant.write(offset as usize + range.start, from, range.len(), last && range.end == length as usize)
             }
         };
         match source {
@@ -183,6 +246,14 @@ impl Access<'_> {
                 .pieces(pd, sges, offset, length as usize, false, |from, range| move_piece(from.cast_const(), range))
                 .is_ok(),
         }
+    }
+
+    /// As [`Access::put`], for a message that is one SGE, from its first byte to its last.
+    #[inline(always)]
+    pub fn put_one(&self, pd: PdId, sge: &Sge, grant: &Grant<'_>) -> bool {
+        let Ok(from) = self.local(pd, sge, false) else { return false };
+        // SAFETY: as in `put`.
+        unsafe { grant.write(0, from, sge.length as usize, true) }.is_ok()
     }
 
     /// Reads what is granted into the SGL, as [`Access::put`] the other way round.

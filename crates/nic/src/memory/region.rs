@@ -8,7 +8,7 @@ use super::allocation::Allocation;
 use super::copy::{self, Gone};
 use super::guard;
 use super::table::{self, Entry, MemoryTable, PdId};
-use crate::ring::atomic::{AtomicU32, Mutex, Ordering, fence, lock};
+use crate::ring::atomic::{AtomicU32, Mutex, Ordering, fence_behind_change, lock};
 
 /// What is to be registered.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +33,42 @@ pub struct Region {
     slot: u32,
     /// Its key; 0 after deregistration.
     key: AtomicU32,
+    /// Application threads that copy through this handle now.
+    pins: Pins,
     /// Held while it changes, so that reregistering and deregistering do not overlap.
     now: Mutex<Now>,
     allocation: Option<Arc<Allocation>>,
+}
+
+/// A count in a cache line of its own, and not in that of the entry: whoever polls the last byte of a message counts for each look, and peers read
+/// the entry for each request.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Pins(AtomicU32);
+
+impl Pins {
+    pub fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// One more, with a full fence behind it.
+    #[inline]
+    pub fn add(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        // Pairs with the fence in `quiesce`: either we see the revocation, or it sees our pin.
+        fence_behind_change();
+    }
+
+    /// One less.
+    #[inline]
+    pub fn sub(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
 }
 
 /// What a registration said last.
@@ -66,7 +99,7 @@ impl Region {
             base: entry.base.load(Ordering::Relaxed),
             access: entry.access(),
         };
-        Self { table, slot, key, now: Mutex::new(now), allocation }
+        Self { table, slot, key, pins: Pins::new(), now: Mutex::new(now), allocation }
     }
 
     fn now(&self) -> Now {
@@ -127,17 +160,14 @@ impl Region {
         copy: impl FnOnce(*mut u8) -> Result<T, Gone>,
     ) -> Result<T, VerbsError> {
         guard::ensure_here();
-        let entry = self.entry();
-        entry.pins.fetch_add(1, Ordering::AcqRel);
-        // Pairs with the fence in `quiesce`: either we see the revocation, or it sees our pin.
-        fence(Ordering::SeqCst);
+        self.pins.add();
         let result = self.host(offset, length, align).and_then(|at| {
             copy(at).map_err(|Gone| {
                 let what = "are no longer mapped, or protected: deregister memory before unmapping it";
                 VerbsError::misuse(Errno::EFAULT, format!("{length} bytes at {at:p} {what}"))
             })
         });
-        entry.pins.fetch_sub(1, Ordering::Release);
+        self.pins.sub();
         result
     }
 
@@ -233,7 +263,7 @@ impl Region {
         self.check_windows(entry)?;
         self.table.revoke(self.slot);
         drop(control);
-        if !self.table.quiesce(self.slot) {
+        if !self.table.quiesce_with(self.slot, || self.pins.any()) {
             // What is not ours to keep cannot be kept from one who is stopped in the middle (docs/decisions/same-host.md).
             self.table.keep(now.addr, now.length);
         }
@@ -281,7 +311,7 @@ impl Region {
         self.key.store(0, Ordering::Release);
         self.table.revoke(self.slot);
         drop(control);
-        if !self.table.quiesce(self.slot) {
+        if !self.table.quiesce_with(self.slot, || self.pins.any()) {
             // Another process is stopped in the middle of a copy, which it will end one day: nobody else gets this memory.
             match &self.allocation {
                 Some(allocation) => std::mem::forget(allocation.clone()),

@@ -86,7 +86,8 @@ pub(super) struct Entry {
     pub link: AtomicU32,
     /// Window: the region's key at the bind, so that a window never outlives its region's life.
     pub region_key: AtomicU32,
-    /// Application threads that copy through a handle now.
+    /// Application threads that look at it for an advice now. Those that copy through a handle are counted elsewhere ([`super::Region`]): this line is read by
+    /// others for each of their requests.
     pub pins: AtomicU32,
     /// Address by which peers name the first byte.
     pub base: AtomicU64,
@@ -549,6 +550,12 @@ impl MemoryTable {
     /// is stopped in the middle of an access.
     #[must_use]
     pub(super) fn quiesce(&self, slot: u32) -> bool {
+        self.quiesce_with(slot, || false)
+    }
+
+    /// The same, and waits while `is_pinned`: looked at behind the fence.
+    #[must_use]
+    pub(super) fn quiesce_with(&self, slot: u32, is_pinned: impl Fn() -> bool) -> bool {
         let entry = self.entry(slot);
         // Pairs with the fence in `Accessor::enter`: either that turn sees the revocation, or we see the turn.
         fence(Ordering::SeqCst);
@@ -558,6 +565,7 @@ impl MemoryTable {
         let mut rounds = 0;
         while (turn & 1 == 1 && !own && self.turns.load(Ordering::Acquire) == turn)
             || entry.pins.load(Ordering::Acquire) != 0
+            || is_pinned()
         {
             rounds += 1;
             pause(rounds);

@@ -28,6 +28,15 @@ pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
+/// A full fence directly behind an atomic read-modify-write with [`Ordering::SeqCst`]: on x86-64 that is one itself, for all that is before and behind it.
+#[inline]
+pub fn fence_behind_change() {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    fence(Ordering::SeqCst);
+}
+
 /// Locks, and goes on if another holder panicked: what these locks guard is whole between any two statements.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -8,6 +8,7 @@ use scalefabric_verbs::{QpAttr, QpState, QpType, WcStatus};
 use super::segment::{self, Kind};
 use super::{Requester, Stop, pacing};
 use crate::context::{Context, Fatal};
+use crate::counter::Counter;
 use crate::host::{Direct, Host, SendWqe, WqeOp};
 
 /// What every RC QP may do: nothing is left to be asked of the table.
@@ -79,9 +80,11 @@ impl Traffic {
     #[inline]
     pub fn of(wqe: &SendWqe, psns: u32) -> Self {
         let payload = u64::from(wqe.length.next_multiple_of(4));
+        if let WqeOp::Write { .. } = wqe.op {
+            return Self::of_writes(1, psns, payload);
+        }
         let packets = u64::from(psns);
         let (request_packets, request_bytes, answer_packets, answer_bytes) = match wqe.op {
-            WqeOp::Write { .. } => (psns, packets * FRAME + RETH + payload, 1, FRAME + AETH),
             // The first and the last of the answer have an AETH.
             WqeOp::Read { .. } => (1, FRAME + RETH, psns, packets * FRAME + packets.min(2) * AETH + payload),
             WqeOp::CompareSwap { .. } | WqeOp::FetchAdd { .. } => (1, FRAME + 28, 1, FRAME + AETH + 8),
@@ -90,6 +93,29 @@ impl Traffic {
             _ => (0, 0, 0, 0),
         };
         Self { request_packets, request_bytes, answer_packets, answer_bytes }
+    }
+
+    /// Of so many WRITEs, which take `psns` PSNs and carry `padded` bytes, padding included.
+    #[inline]
+    pub fn of_writes(count: u32, psns: u32, padded: u64) -> Self {
+        let (messages, packets) = (u64::from(count), u64::from(psns));
+        Self {
+            request_packets: psns,
+            request_bytes: packets * FRAME + messages * RETH + padded,
+            answer_packets: count,
+            answer_bytes: messages * (FRAME + AETH),
+        }
+    }
+
+    /// Adds it to the counters of a port that both ends share.
+    #[inline]
+    pub fn count(&self, mut add: impl FnMut(Counter, u64)) {
+        let packets = u64::from(self.request_packets) + u64::from(self.answer_packets);
+        let bytes = self.request_bytes + self.answer_bytes;
+        add(Counter::SentPackets, packets);
+        add(Counter::SentBytes, bytes);
+        add(Counter::ReceivedPackets, packets);
+        add(Counter::ReceivedBytes, bytes);
     }
 }
 
@@ -110,6 +136,16 @@ impl Requester {
                 || pacing::rate_kbps(ctx.attr.rate_limit, ctx.attr.ah_attr.static_rate) == 0)
     }
 
+    /// Whether requests may be executed that stand in no queue, where `posted` is the index that the next WQE will have.
+    #[inline]
+    pub(crate) fn may_execute_unqueued(&self, ctx: &Context, posted: u32) -> bool {
+        ctx.state == QpState::Rts
+            && posted == self.begun
+            && self.acked.wqe == posted
+            && self.is_at_rest(ctx)
+            && self.retry.rnr_until.is_none()
+    }
+
     /// Lets `execute` do a request that stands in no queue, since the queue is empty: `posted` is the index that the next WQE will have.
     /// `execute` gets the attributes and the request's PSNs. False if it has to be queued; then nothing was done.
     #[inline(always)]
@@ -121,13 +157,8 @@ impl Requester {
         wqe: &SendWqe,
         execute: impl FnOnce(&mut H, &QpAttr, u32) -> Direct,
     ) -> Result<bool, Stop> {
-        let may = ctx.state == QpState::Rts
-            && posted == self.begun
-            && self.acked.wqe == posted
-            && self.is_at_rest(ctx)
-            && self.retry.rnr_until.is_none()
-            && (is_plain(wqe) || segment::check(ctx, wqe, u32::MAX).is_ok());
-        if !may {
+        let may = self.may_execute_unqueued(ctx, posted);
+        if !may || !(is_plain(wqe) || segment::check(ctx, wqe, u32::MAX).is_ok()) {
             return Ok(false);
         }
         let psns = segment::packets(wqe, ctx.pmtu());

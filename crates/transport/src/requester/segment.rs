@@ -96,14 +96,18 @@ impl WqeOp {
 #[inline]
 pub(crate) fn packets(wqe: &SendWqe, pmtu: u32) -> u32 {
     match wqe.op.completion() {
-        Kind::Posted | Kind::Read => {
-            // At most 2^23: a message has at most 2^31 bytes, a packet at least 256. pmtu is a power of two.
-            let full = wqe.length >> pmtu.trailing_zeros();
-            (full + u32::from(wqe.length & (pmtu - 1) != 0)).max(1)
-        }
+        Kind::Posted | Kind::Read => packets_of(wqe.length, pmtu),
         Kind::Atomic | Kind::Answered => 1,
         Kind::Local => 0,
     }
+}
+
+/// Packets that carry so many bytes.
+#[inline]
+pub(crate) fn packets_of(length: u32, pmtu: u32) -> u32 {
+    // At most 2^23: a message has at most 2^31 bytes, a packet at least 256. pmtu is a power of two.
+    let full = length >> pmtu.trailing_zeros();
+    (full + u32::from(length & (pmtu - 1) != 0)).max(1)
 }
 
 /// Byte of the message at which packet `packet` begins; the length for the packet after the last.

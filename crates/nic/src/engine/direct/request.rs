@@ -140,6 +140,10 @@ impl Request<'_> {
             (WqeOp::Read { .. }, local) => self.memory.get(self.pd, local.sges(), &grant, self.done, part),
             (_, Local::Inline(bytes)) => self.put_inline(bytes, &grant),
             (_, Local::Queued(ring, index)) if ring.is_inline(index) => self.put_queued(ring, index, &grant),
+            // Most have one, and no parts: spared is the walk along a list.
+            (_, Local::Sges([sge])) if sge.length == whole && part == whole => {
+                self.memory.put_one(self.pd, sge, &grant)
+            }
             (_, local) => self.memory.put(self.pd, Source::Sges(local.sges()), &grant, self.done, part, last),
         };
         match (moved, last) {

@@ -8,6 +8,7 @@ use scalefabric_transport::Time;
 use scalefabric_transport::host::{Direct, SendWqe, WqeOp};
 use scalefabric_verbs::SendFlags;
 
+use super::plain::Plain;
 use super::request::{Local, Request, needs, rkey_of};
 use super::{CHUNK, DirectRoute, Unannounced, count};
 use crate::engine::Engine;
@@ -21,6 +22,10 @@ pub(crate) trait Requests {
     /// Fills in the `n`-th request, but for its index, and gives its bytes; `None` if it has to be queued, or there are no more. `room`: for
     /// bytes that have to be gathered first.
     fn request<'b>(&'b self, n: usize, wqe: &mut SendWqe, room: &'b mut [u8; ROOM]) -> Option<Local<'b>>;
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The `n`-th request if it is a WRITE of one piece that [`Requests::request`] would give, too.
+    fn plain(&self, n: usize) -> Option<Plain<'_>>;
 }
 
 /// Bytes that may have to be gathered.
@@ -36,11 +41,24 @@ impl Engine {
         exactly: impl FnOnce() -> Time,
         requests: &impl Requests,
     ) -> usize {
+        let plain = self.execute_plain(qp, requests);
+        if requests.count() == plain { plain } else { self.execute_others(qp, exactly, requests, plain) }
+    }
+
+    /// The same for those behind the first `skip`, whatever they are; how many are done with these. Apart: most callers need no more than the above.
+    #[inline(never)]
+    fn execute_others(
+        &mut self,
+        qp: &QpShared,
+        exactly: impl FnOnce() -> Time,
+        requests: &impl Requests,
+        skip: usize,
+    ) -> usize {
         let Self { accessor, nic } = self;
         let tables = nic.fabric.tables.generation();
-        let (Some(entry), None) = (nic.qps.get_mut(usize::from(qp.index())), &nic.fabric.faults) else { return 0 };
+        let (Some(entry), None) = (nic.qps.get_mut(usize::from(qp.index())), &nic.fabric.faults) else { return skip };
         let QpEntry { transport, side, .. } = &mut **entry;
-        let Some(ring) = &qp.send else { return 0 };
+        let Some(ring) = &qp.send else { return skip };
         // The QP may be gone, and its number another one's.
         let may = std::ptr::eq(&raw const *side.shared, qp)
             && nic.fabric.direct.as_ref().is_some_and(|setup| setup.tapes.is_empty())
@@ -56,11 +74,11 @@ impl Engine {
             ud: None,
             xrc_srqn: None,
         };
-        let mut next = if may { requests.request(0, &mut wqe, &mut room) } else { None };
+        let mut next = if may { requests.request(skip, &mut wqe, &mut room) } else { None };
         if next.is_none() {
-            return 0;
+            return skip;
         }
-        let DirectRoute::Open(route) = std::mem::take(&mut side.direct) else { return 0 };
+        let DirectRoute::Open(route) = std::mem::take(&mut side.direct) else { return skip };
         if nic.fabric.cqs.get(side.send_cq as usize).is_some_and(|cq| cq.producer.is_stamped()) {
             nic.last = nic.last.max(exactly());
         }
@@ -73,7 +91,7 @@ impl Engine {
         // Its fence stands behind the hazard, too.
         let access = accessor.enter();
         let mut host = QpHost { now, side, fabric: &mut nic.fabric, memory: &access, ports: None };
-        let (mut done, mut bytes, mut psns_done, mut executed_requests, mut lost) = (0, 0, 0, 0, false);
+        let (mut done, mut bytes, mut psns_done, mut executed_requests, mut lost) = (skip, 0, 0, 0, false);
         while let Some(local) = next {
             let Some((right, counts)) = needs(&wqe.op) else { break };
             if !terms.access.contains(right) || counts && terms.max_dest_rd_atomic == 0 {
@@ -81,7 +99,7 @@ impl Engine {
             }
             let slot = route.slot_of(access.table(), rkey_of(&wqe.op).1.0);
             bytes += wqe.length;
-            if claimed != slot || (bytes > CHUNK && done > 0) {
+            if claimed != slot || (bytes > CHUNK && done > skip) {
                 // Who waits for the one waits for the other no longer than for the first.
                 drop(announced);
                 announced = route.announce(slot);
