@@ -26,6 +26,11 @@ impl AckRequest {
         occasion.ends_message || occasion.nothing_follows || self.since + 1 >= occasion.interval
     }
 
+    /// Whether the peer owes an answer to something, of `outstanding` packets that it has not acknowledged: not if all of them left after the last one that asked.
+    pub fn is_owed(&self, outstanding: u32) -> bool {
+        outstanding > self.since
+    }
+
     /// The packet left.
     pub fn sent(&mut self, asked: bool) {
         self.since = if asked { 0 } else { self.since + 1 };
@@ -48,5 +53,16 @@ mod tests {
             }
         }
         assert_eq!(asked, [1, 5, 9]);
+    }
+
+    #[test]
+    fn an_answer_is_owed_from_a_packet_that_asked_to_its_acknowledgement() {
+        let mut policy = AckRequest::default();
+        policy.sent(false);
+        policy.sent(false);
+        assert!(!policy.is_owed(2), "nobody asked");
+        policy.sent(true);
+        policy.sent(false);
+        assert!(policy.is_owed(4) && policy.is_owed(2) && !policy.is_owed(1), "what asked is acknowledged");
     }
 }

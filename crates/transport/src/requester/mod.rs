@@ -384,7 +384,15 @@ impl Requester {
             let inflight = if ctx.is_reliable() { self.inflight } else { 0 };
             match control.permission(now, inflight, bytes, ctx.config.ack_req_interval) {
                 Permission::Granted { ask } => nothing_follows |= ask,
-                Permission::WindowFull => return idle,
+                // A window that has shrunk below what is under way waits for an answer. If none of that has asked for one, nobody owes it: one packet
+                // more goes and asks, or only the retransmission timer would end the silence.
+                Permission::WindowFull => {
+                    let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
+                    if self.rd_outstanding > 0 || self.ack_request.is_owed(outstanding) {
+                        return idle;
+                    }
+                    nothing_follows = true;
+                }
                 Permission::NotBefore(at) => return Gate::Closed(Next::At(at)),
             }
         }

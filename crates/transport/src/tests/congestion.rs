@@ -24,10 +24,14 @@ fn control(qp: &mut QueuePair, name: &str) {
 
 /// In RTS, with a controller: it is chosen in RESET, so the QP goes there and comes back.
 fn controlled(name: &str, config: Config) -> Dialogue {
+    controlled_by(config, |qp| control(qp, name))
+}
+
+fn controlled_by(config: Config, control: impl FnOnce(&mut QueuePair)) -> Dialogue {
     let mut d = Dialogue::new(QpType::Rc, config, |_| ());
     let attr = d.side.qp.query();
     d.side.to_state(scalefabric_verbs::QpState::Reset);
-    control(&mut d.side.qp, name);
+    control(&mut d.side.qp);
     d.side.bring_up(&attr);
     d.side.host.now = Time(1_000_000_000);
     d
@@ -91,6 +95,35 @@ fn a_window_of_the_controller_holds_back_and_the_last_packet_in_it_asks() {
     assert_eq!(d.next(), Next::Idle);
     d.ack(0);
     assert_eq!(d.sends().len(), 1);
+}
+
+/// Nine packets, of which the fifth asked; its answer is so late that a window of two is left, while four that nobody asked about are under way.
+#[test]
+fn a_window_that_shrinks_below_what_is_under_way_lets_one_packet_go_that_asks() {
+    let mut d = controlled_by(Config { ack_req_interval: 5, ..Config::default() }, |qp| {
+        let mut swift = Profile::named("swift", ROUTE.line_rate_bps).unwrap();
+        swift.set("max_mdf", 0.8).unwrap();
+        qp.set_congestion(&swift, &Profile::None, &ROUTE, 0).unwrap();
+    });
+    d.post(1, WRITE, 1 << 19);
+    let mut sent = alloc::vec::Vec::new();
+    for _ in 0..9 {
+        sent.extend(d.sends());
+        d.passes(9216);
+    }
+    let asked: alloc::vec::Vec<bool> = sent.iter().map(|packet| packet.headers.bth.ack_req).collect();
+    assert_eq!(asked, [false, false, false, false, true, false, false, false, false]);
+    d.passes(20_000_000);
+    d.ack(4);
+    let window = d.side.qp.congestion().unwrap().window_bytes;
+    assert!(window < 4 * 1152, "{window} and four packets under way");
+    let sent = d.sends();
+    assert_eq!(sent.len(), 1, "or the retransmission timer would be the next to act");
+    assert!(sent[0].headers.bth.ack_req);
+    d.passes(100_000);
+    assert_eq!((d.sends().len(), d.next()), (0, Next::Idle), "this answer is owed");
+    d.ack(9);
+    assert!(!d.sends().is_empty());
 }
 
 #[test]
