@@ -1,7 +1,7 @@
 //! The examples of `examples/sim`: each is read, fits its fabric and asks a question; those that take a moment are run, some of them smaller than they stand
 //! there, and answer it.
 
-use scalefabric_sim::fabric::report::Report;
+use scalefabric_sim::fabric::report::{Report, comparison};
 use scalefabric_sim::fabric::runner::run_all;
 use scalefabric_sim::fabric::scenario::{Scenario, read};
 use std::path::{Path, PathBuf};
@@ -85,4 +85,15 @@ fn an_observer_may_end_a_run() {
     let scenario = &scenarios("incast", &["workload.0.bytes=100MB"])[0];
     let results = run_all(std::slice::from_ref(scenario), 1, &|_, _| false, &|_, _| {});
     assert_eq!(results[0].as_ref().unwrap().end, "time is up");
+}
+
+#[test]
+fn a_table_of_a_sweep_names_each_run_by_what_differs() {
+    let table = comparison(&run("ecn-400g", &["until=20us"], 2));
+    for kmin in [50, 200, 800, 1600] {
+        for metres in ["5.0 ", "300.0 "] {
+            assert!(table.contains(&format!("kmin={kmin}KB cable_m={metres}")), "{table}");
+        }
+    }
+    assert!(!table.contains("kmax"), "all runs have the same: {table}");
 }

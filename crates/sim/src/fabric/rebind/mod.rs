@@ -65,6 +65,10 @@ pub struct Setup {
     pub policy: Policy,
     /// Whether the rule is told of switches' ports, or of the NICs' only.
     pub sees_switches: bool,
+    /// Packets: buckets that begin before the measurement. Default 3: fast rings have run as far ahead as they may. Fewer: they do not wait yet.
+    pub warm_buckets: u32,
+    /// Packets: buckets that are measured. Default 8. Few: what chance does to one bucket counts for much.
+    pub measured_buckets: u32,
 }
 
 impl Setup {
@@ -84,6 +88,8 @@ impl Setup {
             algorithm: "dcqcn".to_owned(),
             policy: Policy::default(),
             sees_switches: true,
+            warm_buckets: 3,
+            measured_buckets: 8,
         }
     }
 
@@ -117,6 +123,12 @@ impl Setup {
         }
         if self.spines == 0 || self.spines > 64 {
             return refuse(format!("{} spines: expected 1 to 64", self.spines));
+        }
+        if self.measured_buckets == 0 || self.measured_buckets > 1_000 {
+            return refuse(format!("{} buckets measured: expected 1 to 1000", self.measured_buckets));
+        }
+        if self.warm_buckets > 1_000 {
+            return refuse(format!("{} buckets before the measurement: expected 0 to 1000", self.warm_buckets));
         }
         self.policy.check().map_err(|error| error.to_string())
     }

@@ -18,10 +18,6 @@ const QUIET: u32 = 20;
 const SAMPLES: u32 = 400;
 /// Buckets under way at once: so far a ring may run ahead of another.
 const OVERLAP: u32 = 2;
-/// Buckets that must begin before the measurement, so that fast rings have run as far ahead as they may and wait for the slow ones.
-const WARM: u32 = OVERLAP + 1;
-/// Samples of the measurement.
-const MEASURED: u32 = 10;
 /// Steps of a bucket at most: all there are with 128 nodes. With more, rings would only run ahead of each other for longer before they wait.
 const STEPS: u32 = 254;
 
@@ -37,11 +33,24 @@ struct Mover<'a> {
     samples: u32,
     /// Buckets that had begun at the last move.
     begun: u32,
-    /// Once it measures: samples left, and what connections had sent when it began.
-    measuring: Option<(u32, Vec<u64>)>,
-    /// Bytes that each ring's QPs sent while it was measured, of the slowest ring.
-    slowest: u64,
+    /// Buckets that had begun at the last sample, and what is measured.
+    begun_before: u32,
+    phase: Phase,
     progress: &'a mut dyn FnMut(&World) -> bool,
+}
+
+/// What is measured is the time from the beginning of a bucket to that of a later one. A time that is no number of buckets would have more of the haste of fast rings in it, or of
+/// their waiting.
+#[derive(Clone, Copy)]
+enum Phase {
+    /// Nothing yet: not steady.
+    Warming,
+    /// Steady: the next bucket that begins is the first.
+    Ready,
+    /// From this beginning on, when so many had begun.
+    Measuring { since: Ps, begun: u32 },
+    /// So many buckets began in so long.
+    Done { buckets: u32, time: Ps },
 }
 
 impl Mover<'_> {
@@ -78,7 +87,7 @@ impl Mover<'_> {
     /// Whether nothing changes any more: the rule rests, or there is none, and the rings have had time to wait for each other.
     fn is_steady(&self) -> bool {
         let rests = self.balancer.as_ref().is_none_or(|balancer| balancer.quiet >= QUIET);
-        let waited = self.binding.borrow().begun >= self.begun + WARM;
+        let waited = self.binding.borrow().begun >= self.begun + self.cluster.setup().warm_buckets;
         rests && waited || self.samples >= SAMPLES
     }
 }
@@ -86,30 +95,30 @@ impl Mover<'_> {
 impl Observer for Mover<'_> {
     fn sample(&mut self, world: &World) {
         let acked = self.acked(world);
-        match &mut self.measuring {
-            None => {
+        let (begun, begun_at) = (self.binding.borrow().begun, self.binding.borrow().begun_at);
+        let now_begins = begun != self.begun_before;
+        match self.phase {
+            Phase::Warming => {
                 self.samples += 1;
                 self.ask_the_rule(world, &acked);
                 if self.is_steady() {
-                    self.measuring = Some((MEASURED, acked.clone()));
+                    self.phase = Phase::Ready;
                 }
             }
-            Some((left @ 1.., since)) => {
-                *left -= 1;
-                if *left == 0 {
-                    // All rings together are as fast as the slowest, and others only wait for it.
-                    let sent: Vec<u64> = acked.iter().zip(since.iter()).map(|(now, then)| now - then).collect();
-                    let rings = sent.chunks(self.cluster.order.len()).map(|ring| ring.iter().sum());
-                    self.slowest = rings.min().unwrap_or(0);
-                }
+            Phase::Ready if now_begins => self.phase = Phase::Measuring { since: begun_at, begun },
+            Phase::Measuring { since, begun: first }
+                if now_begins && begun - first >= self.cluster.setup().measured_buckets =>
+            {
+                self.phase = Phase::Done { buckets: begun - first, time: begun_at.since(since) };
             }
-            Some(_) => {}
+            Phase::Ready | Phase::Measuring { .. } | Phase::Done { .. } => {}
         }
+        self.begun_before = begun;
         self.connection_bytes = acked;
     }
 
     fn has_seen_enough(&self) -> bool {
-        matches!(self.measuring, Some((0, _)))
+        matches!(self.phase, Phase::Done { .. })
     }
 
     fn progress(&mut self, world: &World) -> bool {
@@ -123,7 +132,7 @@ pub fn run(cluster: &Cluster, with_rule: bool, progress: &mut dyn FnMut(&World) 
     let mut world = world(setup)?;
     let count = cluster.connections.len();
     let ways = (0..).zip(&cluster.connections).map(|(lane, connection)| connection.way(connection.first, lane));
-    let binding = Rc::new(RefCell::new(Binding { ways: ways.collect(), steps: STEPS, begun: 0 }));
+    let binding = Rc::new(RefCell::new(Binding { ways: ways.collect(), steps: STEPS, begun: 0, begun_at: Ps::ZERO }));
     let hosts: Vec<u32> = cluster.order.iter().map(|node| node * PORTS).collect();
     let mut rings = AllReduce::new(Plan {
         channels: vec![hosts; setup.qps as usize],
@@ -145,8 +154,8 @@ pub fn run(cluster: &Cluster, with_rule: bool, progress: &mut dyn FnMut(&World) 
         connection_bytes: vec![0; count],
         samples: 0,
         begun: 0,
-        measuring: None,
-        slowest: 0,
+        begun_before: 0,
+        phase: Phase::Warming,
         progress,
     };
     world.sample_every(SAMPLE);
@@ -154,12 +163,15 @@ pub fn run(cluster: &Cluster, with_rule: bool, progress: &mut dyn FnMut(&World) 
     if let End::Stuck(stuck) = world.run(&mut rings, Ps::NEVER, &mut mover) {
         return Err(stuck.to_string());
     }
-    if !mover.has_seen_enough() {
+    let Phase::Done { buckets, time } = mover.phase else {
         return Err("the run was ended before it was done".to_owned());
-    }
+    };
     let (moves, rested) =
         mover.balancer.as_ref().map_or((0, true), |balancer| (balancer.moves, balancer.quiet >= QUIET));
-    let seconds = SAMPLE.as_secs() * f64::from(MEASURED);
-    let sent_bps = mover.slowest as f64 * 8.0 / seconds * f64::from(setup.qps) / f64::from(setup.nodes);
+    // A bucket is done when the slowest ring has it: each QP has sent its share once a step.
+    let steps = STEPS.min(2 * (setup.nodes - 1));
+    let share = setup.bucket() / u64::from(setup.qps) / u64::from(setup.nodes);
+    let sent = u64::from(buckets) * u64::from(steps) * share * u64::from(setup.qps);
+    let sent_bps = sent as f64 * 8.0 / time.as_secs();
     Ok(Outcome { gbps: setup.all_reduce_gbps(sent_bps), moves, rested })
 }

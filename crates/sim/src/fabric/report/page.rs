@@ -114,21 +114,26 @@ pub fn bytes(bytes: f64) -> String {
     }
 }
 
+/// What tells each run from the others: its scenario and the values of its point, without those that all runs have. In a table of another
+/// width the end would be cut off, and that is where the values are.
+fn names(reports: &[Report]) -> Vec<String> {
+    let is_one_scenario = reports.windows(2).all(|pair| pair[0].scenario == pair[1].scenario);
+    let is_common = |value: &(String, String)| reports.iter().all(|report| report.point.contains(value));
+    let name = |report: &Report| {
+        let own = report.point.iter().filter(|value| !is_common(value));
+        let own = own.map(|(key, value)| format!("{}={value}", key.rsplit('.').next().unwrap_or(key)));
+        let scenario = Some(report.scenario.clone()).filter(|_| !is_one_scenario);
+        let parts: Vec<String> = scenario.into_iter().chain(own).collect();
+        if parts.is_empty() { format!("{} {}", report.scenario, report.algorithm) } else { parts.join(" ") }
+    };
+    reports.iter().map(name).collect()
+}
+
 /// One row for each run.
 pub fn comparison(reports: &[Report]) -> String {
     let mut out = String::new();
-    let names: Vec<String> =
-        reports
-            .iter()
-            .map(|report| {
-                if report.point.is_empty() {
-                    format!("{} {}", report.scenario, report.algorithm)
-                } else {
-                    report.title()
-                }
-            })
-            .collect();
-    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(8).min(40);
+    let names = names(reports);
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max(3);
     let head = ["Gb/s", "makespan µs", "slow p50", "slow p99", "Jain", "peak queue", "pauses", "drops"];
     let _ = writeln!(
         out,
@@ -136,7 +141,6 @@ pub fn comparison(reports: &[Report]) -> String {
         "run", head[0], head[1], head[2], head[3], head[4], head[5], head[6], head[7]
     );
     for (report, name) in reports.iter().zip(names) {
-        let name: String = name.chars().take(width).collect();
         let peak = report.queues.first().map_or(0, |queue| queue.peak_bytes);
         let slow = |value: f64| if report.flows.ended == 0 { "-".to_owned() } else { format!("{value:.2}") };
         let _ = writeln!(

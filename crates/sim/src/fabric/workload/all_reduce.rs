@@ -43,6 +43,8 @@ pub struct Binding {
     pub steps: u32,
     /// How many buckets are begun.
     pub begun: u32,
+    /// When the last of them was.
+    pub begun_at: Ps,
 }
 
 /// What to do.
@@ -175,7 +177,7 @@ impl AllReduce {
         });
     }
 
-    fn open_buckets(&mut self, posts: &mut Vec<Post>) {
+    fn open_buckets(&mut self, now: Ps, posts: &mut Vec<Post>) {
         let overlap = self.missing.len() as u32;
         while self.opened < self.total() && self.opened - self.finished < overlap {
             // An iteration begins when the one before is done.
@@ -185,7 +187,8 @@ impl AllReduce {
             let Some(place) = self.missing.iter().position(|missing| *missing == 0) else { return };
             self.opened += 1;
             if let Some(binding) = &self.plan.binding {
-                binding.borrow_mut().begun = self.opened;
+                let mut binding = binding.borrow_mut();
+                (binding.begun, binding.begun_at) = (self.opened, now);
             }
             self.missing[place] = (self.plan.channels.len() * self.members) as u32;
             for channel in 0..self.plan.channels.len() {
@@ -256,9 +259,9 @@ impl Workload for AllReduce {
         if self.begun { Ps::NEVER } else { self.plan.start }
     }
 
-    fn due(&mut self, _now: Ps, posts: &mut Vec<Post>) {
+    fn due(&mut self, now: Ps, posts: &mut Vec<Post>) {
         self.begun = true;
-        self.open_buckets(posts);
+        self.open_buckets(now, posts);
     }
 
     fn hear(&mut self, now: Ps, notice: Notice, message: &Message, posts: &mut Vec<Post>) {
@@ -300,7 +303,7 @@ impl Workload for AllReduce {
             if self.finished.is_multiple_of(self.iteration()) {
                 self.ends.push(now);
             }
-            self.open_buckets(posts);
+            self.open_buckets(now, posts);
         }
     }
 
