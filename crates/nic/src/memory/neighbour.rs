@@ -82,7 +82,7 @@ impl Neighbour {
     #[inline(always)]
     pub fn open(&self, slot: u32, peer: Peer, rkey: RKey, right: AccessFlags) -> Option<Opened<'_>> {
         let entry = opened_at(self, slot, peer, rkey, right).ok()?;
-        Some(Opened { file: &self.file, entry })
+        Some(Opened { file: Some(&self.file), entry })
     }
 
     /// Whether it has granted a FLUSH of the whole region.
@@ -107,9 +107,10 @@ impl Lookup for Neighbour {
     }
 }
 
-/// Memory of a neighbour that a key opens, while the hazard stands.
+/// Memory that a key opens, while the hazard stands.
 pub struct Opened<'n> {
-    file: &'n ForeignFile,
+    /// A neighbour's; `None`: it is our own.
+    file: Option<&'n ForeignFile>,
     entry: &'n Entry,
 }
 
@@ -139,8 +140,10 @@ impl Opened<'_> {
     pub fn put(&self, memory: &Access<'_>, pd: PdId, va: u64, piece: &Piece<'_>) -> bool {
         let length = piece.length();
         let Some(offset) = offset_inside(self.entry, va, u64::from(length)) else { return false };
-        let there = self.entry.host.load(Ordering::Relaxed).wrapping_add(offset);
-        let Some(to) = self.file.here(there, u64::from(length)) else { return false };
+        let there = host_address(self.entry, offset);
+        let Some(to) = self.file.map_or(Some(there), |file| file.here(there as u64, u64::from(length))) else {
+            return false;
+        };
         let from = match piece {
             Piece::Inline(bytes) => bytes.as_ptr(),
             Piece::Registered(sge) => match memory.local(pd, sge, false) {
@@ -215,6 +218,13 @@ impl Access<'_> {
         let entry = opened_at(self.table(), slot, peer, access.rkey, access.access).ok()?;
         let offset = offset_inside(entry, access.va, access.length)?;
         Some(Grant { place: Place::Here(host_address(entry, offset)), relaxed: is_relaxed(entry) })
+    }
+
+    /// As [`Neighbour::open`], for memory of this process.
+    #[inline]
+    pub fn open(&self, slot: u32, peer: Peer, rkey: RKey, right: AccessFlags) -> Option<Opened<'_>> {
+        let entry = opened_at(self.table(), slot, peer, rkey, right).ok()?;
+        Some(Opened { file: None, entry })
     }
 
     /// As [`Neighbour::grants_region`].

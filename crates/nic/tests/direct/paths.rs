@@ -422,3 +422,47 @@ fn a_queue_that_is_kept_full_comes_away_from_packets() {
     assert_eq!(read(&there, 0, 4096), pattern(3, LEN)[..4096]);
     assert!(direct(&w) > 1000, "{}", direct(&w));
 }
+
+#[test]
+fn a_chain_that_is_executed_at_once_counts_and_completes_as_its_requests_do_one_by_one() {
+    let told = DIRECT_PATHS.map(|path| {
+        let (mut w, [a, b]) = connected(path);
+        let (here, there, other) = (w.nodes[0].mr(LEN), w.nodes[1].mr(LEN), w.nodes[1].mr(LEN));
+        here.write(0, &pattern(7, LEN)).unwrap();
+        let before = (traffic(&w), direct(&w));
+        let to = |mr: &Arc<dyn MemoryRegion>, offset: u64| SendOp::Write {
+            remote_addr: mr.addr() + offset,
+            rkey: mr.rkey(),
+        };
+        let sges = [sge(&here, 3, 8), sge(&here, 64, 5000), sge(&here, 100, 700)];
+        let wr = |id: usize, op, sg_list| SendWr { sg_list, ..SendWr::new(id as u64, op) };
+        let inline = SendWr { flags: SendFlags::INLINE, inline_data: b"inline", ..SendWr::new(3, to(&there, 6000)) };
+        let read = SendOp::Read { remote_addr: there.addr(), rkey: there.rkey() };
+        let chain = [
+            wr(1, to(&there, 0), &sges[..1]),
+            wr(2, to(&there, 64), &sges[1..2]),
+            inline,
+            wr(4, to(&other, 8), &sges[..1]),
+            wr(5, to(&other, 16), &sges),
+            wr(6, read, &sges[..1]),
+            wr(7, to(&there, 7000), &sges[2..]),
+            // Beyond its end: as a packet, which is refused.
+            wr(8, to(&there, LEN as u64 - 7), &sges[..1]),
+            wr(9, to(&there, 0), &sges[..1]),
+        ];
+        a.post_send(&chain).unwrap();
+        w.settle();
+        let (now, done) = ((traffic(&w), direct(&w)), outcome(&w.nodes[0].poll()));
+        let counted: [u64; 4] = std::array::from_fn(|n| now.0[n] - before.0[n]);
+        let psns = [&a, &b].map(|qp| (qp.query().unwrap().0.sq_psn, qp.query().unwrap().0.rq_psn));
+        assert_eq!(now.1 - before.1, 7, "{path:?}");
+        (counted, done, psns, read_all(&there), read_all(&other))
+    });
+    assert_eq!(told[0], told[1]);
+    let states = [WcStatus::Success; 7].into_iter().chain([WcStatus::RemAccessErr, WcStatus::WrFlushErr]);
+    assert_eq!(told[0].1, (1..).zip(states).collect::<Vec<_>>());
+}
+
+fn read_all(mr: &Arc<dyn MemoryRegion>) -> Vec<u8> {
+    read(mr, 0, LEN)
+}

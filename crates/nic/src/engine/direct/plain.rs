@@ -1,4 +1,4 @@
-//! The shortest way for what most requests are: WRITEs of one piece into memory of a neighbour that is mapped here.
+//! The shortest way for what most requests are: WRITEs of one piece into memory that is mapped here, a neighbour's or our own.
 //!
 //! It does what [`Engine::execute_unqueued`] does, and is its twin: what it executes, that one would have executed, with the same checks, counts and
 //! completions, and whatever asks for a closer look is left to it. What does not change from one request to the next is looked at once for a
@@ -39,7 +39,7 @@ impl Engine {
         };
         let QpEntry { transport, side, .. } = &mut **entry;
         let DirectRoute::Open(route) = &side.direct else { return 0 };
-        let (Some(neighbour), Some(mut next)) = (&route.neighbour, requests.plain(0)) else { return 0 };
+        let Some(mut next) = requests.plain(0) else { return 0 };
         // The QP may be gone, and its number another one's.
         let may = std::ptr::eq(&raw const *side.shared, qp)
             && route.tables == tables
@@ -56,7 +56,10 @@ impl Engine {
         // Its fence stands behind the hazard, too.
         let access = accessor.enter();
         let peer = Peer { pd: route.open.terms.pd, qpn: route.open.terms.qpn };
-        let opened = neighbour.open(slot, peer, rkey, AccessFlags::REMOTE_WRITE);
+        let opened = match &route.neighbour {
+            Some(neighbour) => neighbour.open(slot, peer, rkey, AccessFlags::REMOTE_WRITE),
+            None => access.open(slot, peer, rkey, AccessFlags::REMOTE_WRITE),
+        };
         let (Some(opened), Ok(())) = (opened, route.is_open()) else { return 0 };
         let (mut done, mut psns, mut bytes, mut padded) = (0, 0, 0u32, 0u64);
         loop {
