@@ -72,6 +72,9 @@ const POLLING_NS: u64 = 50_000;
 const LOOK_NS: u64 = 50_000;
 
 const NEVER: u64 = u64::MAX;
+/// What a caller asks for that is about to sleep. Any other time is a deadline, which who polls meets in the turns that it takes: a worker that
+/// stands aside would only take the lock and a processor from it, thousands of times a second, and sees in its next look whether it polls.
+const AT_ONCE: u64 = 0;
 
 #[derive(Debug)]
 struct Shared {
@@ -81,6 +84,8 @@ struct Shared {
     asked: AtomicU64,
     /// Until when the worker sleeps; 0 while it is awake.
     asleep_until: AtomicU64,
+    /// Callers poll, and the worker stands aside: they keep their deadlines themselves.
+    is_aside: AtomicBool,
     /// Turns that the worker took, and times it slept: for tests and for the curious.
     turns: AtomicU64,
     sleeps: AtomicU64,
@@ -103,7 +108,7 @@ impl Shared {
         self.asked.fetch_min(at, Ordering::AcqRel);
         // Against the worker's fence: either it sees `asked`, or we see that it sleeps.
         fence(Ordering::SeqCst);
-        if self.asleep_until.load(Ordering::Relaxed) > at {
+        if self.asleep_until.load(Ordering::Relaxed) > at && (at == AT_ONCE || !self.is_aside.load(Ordering::Relaxed)) {
             self.ring();
         }
     }
@@ -134,6 +139,7 @@ impl Worker {
             stop: AtomicBool::new(false),
             asked: AtomicU64::new(NEVER),
             asleep_until: AtomicU64::new(0),
+            is_aside: AtomicBool::new(false),
             turns: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
         });
@@ -333,14 +339,15 @@ impl Thread {
                 continue;
             };
             if aside {
+                self.shared.is_aside.store(true, Ordering::Relaxed);
                 self.sleep(&self.aside, now.after(polling.aside.as_nanos() as u64), now);
+                self.shared.is_aside.store(false, Ordering::Relaxed);
             }
             // The strong reference must not be kept while asleep: the engine's last user would wait for us.
             let Some(drive) = self.drive.upgrade() else { return };
             let now = clock::now();
-            // A kick that is due means that a caller is going to sleep, or a deadline that callers have left to us.
-            let asked = self.shared.asked.load(Ordering::Acquire) <= now.0;
-            if aside && callers.poll(&*drive, now) && !asked {
+            let is_asked = self.shared.asked.load(Ordering::Acquire) == AT_ONCE;
+            if aside && callers.poll(&*drive, now) && !is_asked {
                 continue;
             }
             aside = false;
@@ -386,7 +393,9 @@ impl Thread {
         self.shared.asleep_until.store(until, Ordering::Release);
         // Against the fence of `ask`.
         fence(Ordering::SeqCst);
-        let until = until.min(self.shared.asked.load(Ordering::Relaxed));
+        let asked = self.shared.asked.load(Ordering::Relaxed);
+        let is_aside = self.shared.is_aside.load(Ordering::Relaxed);
+        let until = if is_aside && asked != AT_ONCE { until } else { until.min(asked) };
         let mut duty = false;
         if until > now.0 && !self.shared.stop.load(Ordering::Acquire) {
             self.shared.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -423,6 +432,8 @@ mod tests {
         turns: AtomicU64,
         caller_turns: AtomicU64,
         deadline: Mutex<Option<Time>>,
+        /// What each look adds to them: callers that poll, however late the look comes.
+        turns_per_look: u64,
         socket: Option<UnixDatagram>,
         taken: AtomicU64,
     }
@@ -441,7 +452,7 @@ mod tests {
         }
 
         fn caller_turns(&self) -> u64 {
-            self.caller_turns.load(Ordering::SeqCst)
+            self.caller_turns.fetch_add(self.turns_per_look, Ordering::SeqCst)
         }
     }
 
@@ -527,6 +538,23 @@ mod tests {
         });
         until("it did not take over", || toy.taken.load(Ordering::SeqCst) == 1);
         until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+    }
+
+    #[test]
+    fn deadlines_of_callers_that_poll_are_their_own_until_one_goes_to_sleep() {
+        let toy = Arc::new(Toy { turns_per_look: 1 << 40, ..Toy::default() });
+        let worker = start(&toy);
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+        worker.kick().kick(clock::now());
+        until("it does not stand aside", || worker.shared.is_aside.load(Ordering::SeqCst));
+        let (turns, sleeps) = (toy.turns.load(Ordering::SeqCst), worker.sleeps());
+        until("it does not look from aside", || {
+            worker.kick().kick(clock::now());
+            worker.sleeps() > sleeps + 20
+        });
+        assert_eq!(toy.turns.load(Ordering::SeqCst), turns, "it drove beside callers that poll");
+        worker.kick().kick(Time(AT_ONCE));
+        until("nobody drives for who sleeps", || toy.turns.load(Ordering::SeqCst) > turns);
     }
 
     #[test]

@@ -51,8 +51,8 @@ const WAKES: usize = 8;
 
 /// Wakes the worker.
 pub trait Kick: Send + Sync {
-    /// The engine must be turned at `at` or a little later, which is earlier than the worker was told. Called without the
-    /// engine's lock; may make a system call.
+    /// The engine must be turned at `at` or a little later, which is earlier than the worker was told; at 0 by the worker itself, since whoever
+    /// polled goes to sleep. Called without the engine's lock; may make a system call.
     fn kick(&self, at: Time);
 }
 
@@ -535,7 +535,7 @@ impl Core {
             // 0 says that it was kicked since its last turn. Any other time does not count: a worker that stands aside
             // because callers poll sleeps past it.
             if self.promised.swap(0, Ordering::Relaxed) != 0 {
-                kick.kick(self.now());
+                kick.kick(Time(0));
             }
         }
     }
