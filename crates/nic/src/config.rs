@@ -96,6 +96,9 @@ pub struct NicConfig {
     /// Whether an IPv4 identification that was not predicted is solved for when the ICRC is checked. Default true: rxe and
     /// hardware send IDs that a UDP socket does not show. False: their packets are dropped as `BadIcrc`.
     pub solve_ip_ids: bool,
+    /// Bytes that the requests of all QPs may have under way to one destination; the next ones wait until some come back. Default: no limit but each
+    /// QP's own. Too small: idle between ACKs; too large: many QPs together overrun the receive buffer that they share.
+    pub window_bytes: u64,
     /// Bytes that wait for a blocked port, at most. Default 256 KiB a port; at least one train is held.
     pub staged_bytes: usize,
     /// Budget of a turn.
@@ -129,6 +132,7 @@ impl NicConfig {
             transport: transport::Config::default(),
             congestion: Congestion::default(),
             solve_ip_ids: true,
+            window_bytes: u64::MAX,
             staged_bytes: 256 << 10,
             budget: Budget::default(),
             polling: Polling::default(),

@@ -35,6 +35,7 @@ use crate::memory::{Access, Accessor};
 use crate::port::{Datagram, Port};
 use crate::schedule::{RunQueue, Timers};
 use crate::tables::Tables;
+use crate::window::Windows;
 use doorbell::Doorbells;
 use entry::{QpEntry, Slots};
 use gsi::GsiRouter;
@@ -128,6 +129,7 @@ impl Engine {
             datagrams: Fabric::datagram_routes(),
             fallback_ports: vec![0xc000; ports],
             serial: 0,
+            windows: Windows::new(config.window_bytes),
             blocked: false,
             unanswered: 0,
             faults: None,
@@ -256,7 +258,7 @@ impl Engine {
 
     /// What waits, without a turn: for whoever changed something by a verb.
     pub(crate) fn outlook(&self, now: Time) -> Turn {
-        let ready = !self.nic.run.is_empty();
+        let ready = self.nic.has_senders();
         let next_deadline = if ready { Some(now) } else { self.nic.deadline() };
         Turn { progressed: false, ready, next_deadline }
     }
@@ -555,6 +557,10 @@ impl Nic {
                 transport.flush(&mut QpHost { now, side, fabric: &mut self.fabric, memory, ports });
             }
         }
+        self.fabric.windows.settle(&mut side.part, transport.bytes_under_way());
+        if transport.waits_for_window() {
+            self.fabric.windows.wait(qp, side.part);
+        }
         let deadline = match (transport.deadline(), *wake_at) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -656,6 +662,18 @@ impl Nic {
                 break;
             }
         }
+        // Those whose destination has room again.
+        for _ in 0..budget.qps {
+            if self.fabric.egress.iter().any(Egress::is_blocked) {
+                break;
+            }
+            let Some(qp) = self.fabric.windows.pop() else { break };
+            let next = self.transmit_from(qp, now, memory, ports, budget.transmit_per_qp);
+            served |= !matches!(next, None | Some(Next::Blocked));
+            if matches!(next, Some(Next::Ready | Next::Blocked)) {
+                self.run.push(qp);
+            }
+        }
         served
     }
 
@@ -741,7 +759,7 @@ impl Nic {
             }
         }
         // While a port is blocked its QPs stay in the queue; turning in circles does not make room.
-        let ready = !self.run.is_empty() && !blocked;
+        let ready = self.has_senders() && !blocked;
         if ready {
             sooner(now);
         }
@@ -749,6 +767,11 @@ impl Nic {
             sooner(now.after(HOLD_NS));
         }
         Turn { progressed, ready, next_deadline: deadline }
+    }
+
+    /// Whether a QP has something to send, as far as is known.
+    fn has_senders(&self) -> bool {
+        !self.run.is_empty() || self.fabric.windows.is_open()
     }
 
     /// The next time at which a QP or a CQ has something to do.

@@ -32,6 +32,7 @@ use crate::faults::{DeviceFaults, Fate};
 use crate::memory::{Access, PdId, Peer};
 use crate::port::Port;
 use crate::tables::Tables;
+use crate::window::Windows;
 
 /// Entries of the cache of datagram destinations; a power of two.
 const DATAGRAM_ROUTES: usize = 256;
@@ -62,6 +63,8 @@ pub struct Fabric {
     pub fallback_ports: Vec<u16>,
     /// Routes made so far.
     pub serial: u64,
+    /// What is under way to each destination.
+    pub windows: Windows,
     /// A QP was found to have no room in this turn.
     pub blocked: bool,
     /// Bytes of UC and UD that left since others were last let onto the processor.
@@ -584,6 +587,11 @@ impl Host for QpHost<'_, '_> {
     #[inline]
     fn plain_write(&mut self, index: u32) -> Option<PlainWrite> {
         self.side.shared.send.as_ref()?.plain_write(index)
+    }
+
+    #[inline]
+    fn window(&self) -> u32 {
+        self.fabric.windows.room(self.side.part)
     }
 
     fn retire_sends(&mut self, next: u32) {

@@ -35,6 +35,7 @@ pub mod schedule;
 pub mod share;
 pub mod survey;
 pub mod tables;
+pub mod window;
 pub mod worker;
 
 pub use config::{Budget, NicConfig, PortConfig};

@@ -344,6 +344,13 @@ pub trait Host {
         Direct::Wire
     }
 
+    /// Bytes that the QP's requests may have under way, beside what those of others have to the same destination: once it has as much, its next
+    /// packet waits ([`QueuePair::waits_for_window`](crate::QueuePair::waits_for_window)).
+    #[inline]
+    fn window(&self) -> u32 {
+        u32::MAX
+    }
+
     /// False if [`Host::execute_directly`] would only ever say [`Direct::Wire`] now, as it does by default.
     fn may_execute_directly(&self) -> bool {
         false

@@ -297,6 +297,18 @@ impl QueuePair {
         self.requester.executed_psns
     }
 
+    /// Bytes of requests that are under way and come back, by an ACK or a timer; 0 without a timer, where they may never.
+    #[inline]
+    pub fn bytes_under_way(&self) -> u32 {
+        self.requester.counted(&self.ctx)
+    }
+
+    /// Whether its next request waits for [`Host::window`]: who sees to it that there is room lets it transmit then.
+    #[inline]
+    pub fn waits_for_window(&self) -> bool {
+        self.requester.waits_for_window
+    }
+
     /// Takes a packet that was addressed to this QP.
     pub fn receive<H: Host>(&mut self, host: &mut H, packet: &Incoming<'_>) {
         let Some(admitted) = admission::admit(&mut self.ctx, host, packet) else { return };

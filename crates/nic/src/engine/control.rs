@@ -26,6 +26,7 @@ use crate::memory::{Access, PdId};
 use crate::port::Port;
 use crate::ring::{RecvRing, SendRing, SharedRecvRing};
 use crate::tables::{PortChange, Tables};
+use crate::window::Part;
 
 /// What a new QP is made of.
 pub(crate) struct NewQp {
@@ -273,6 +274,7 @@ impl Nic {
                     port_num: 1,
                     held_gids: [None; 2],
                     srq_taken: None,
+                    part: Part::default(),
                     cq_overrun: false,
                     ecn_capable: false,
                     congestion_named: false,
@@ -294,6 +296,7 @@ impl Nic {
         self.use_cq(new.recv_cq, true);
         self.run.grow(self.qps.high());
         self.timers.grow(self.qps.high());
+        self.fabric.windows.grow(self.qps.high());
         self.touched.reserve(self.qps.len());
         self.recent.reserve(self.qps.len());
         self.qps.get(index).map(|entry| entry.side.shared.clone()).ok_or_else(|| gone("queue pair"))
@@ -395,6 +398,9 @@ impl Nic {
                     let flow = flow_of(&av, side.shared.qpn, attr.dest_qp_num);
                     side.routes[which] = make_route(&mut self.fabric, Some(ports), &av, flow);
                     side.routes[which].set_ecn(side.ecn_capable);
+                    if which == 0 {
+                        self.fabric.windows.lead(&mut side.part, av.dgid);
+                    }
                 }
                 self.fabric.tables.hold_gid(av.port_num, av.sgid_index);
                 side.held_gids[which] = Some((av.port_num, av.sgid_index));
@@ -409,6 +415,7 @@ impl Nic {
     fn reset_qp(&mut self, qp: u16, memory: &Access<'_>) {
         self.run.remove(qp);
         self.timers.remove(qp);
+        self.fabric.windows.remove(qp);
         self.reset_gate(qp);
         let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return };
         entry.wake_at = None;
@@ -417,6 +424,7 @@ impl Nic {
             self.fabric.tables.release_gid(port_num, index);
         }
         side.routes = [Route::none(); 2];
+        self.fabric.windows.settle(&mut side.part, 0);
         // Windows of type 2 were tied to it, and its number may come again.
         memory.forget_qp(side.shared.qpn);
         if let Some(RecvWqe { slot, srq: Some(srqn), .. }) = side.srq_taken.take()

@@ -14,6 +14,7 @@ use crate::engine::direct::DirectRoute;
 use crate::events::Events;
 use crate::memory::PdId;
 use crate::ring::{RecvRing, SendRing, SharedRecvRing};
+use crate::window::Part;
 
 /// What posting threads need of a QP: no lock but the rings' own.
 #[derive(Debug)]
@@ -165,6 +166,8 @@ pub struct QpSide {
     pub held_gids: [Option<(u8, u8)>; 2],
     /// The SRQ's WQE that a message in progress has taken: it goes back to the SRQ's free slots if the QP is reset.
     pub srq_taken: Option<RecvWqe>,
+    /// What it has under way, of the window of its destination.
+    pub part: Part,
     /// A completion of this QP met a full CQ.
     pub cq_overrun: bool,
     /// Its packets say that they may be marked (ECT(0)): a congestion controller listens for it.

@@ -19,6 +19,7 @@ mod events;
 mod gone;
 mod lifetime;
 mod loss;
+mod many;
 mod migration;
 mod node;
 mod on_demand;

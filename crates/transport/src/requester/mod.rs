@@ -124,6 +124,8 @@ pub struct Requester {
     one_sided: u32,
     /// How often a loss was found, by a sequence NAK, by a response that came too early, or by the timer.
     pub(crate) losses: u64,
+    /// The next packet waits for room in the window of its destination.
+    pub(crate) waits_for_window: bool,
     ack_request: AckRequest,
     pacer: Pacer,
 }
@@ -160,6 +162,7 @@ impl Requester {
             one_sided: 0,
             losses: 0,
             control,
+            waits_for_window: false,
             ack_request: AckRequest::default(),
             pacer: Pacer::default(),
         }
@@ -188,6 +191,7 @@ impl Requester {
 
     /// Sends requests, at most `budget`, which it counts down.
     pub(crate) fn transmit<H: Host>(&mut self, ctx: &Context, host: &mut H, budget: &mut usize) -> Result<Next, Stop> {
+        self.waits_for_window = false;
         loop {
             if let Err(error) = self.send_run(ctx, host, budget)
                 && let Some(next) = self.not_emitted(ctx, host, error)?
@@ -242,7 +246,7 @@ impl Requester {
                 self.fail_here(ctx, host, wqe.index, WcStatus::LocQpOpErr)?;
                 continue;
             };
-            let nothing_follows = match self.gate(ctx, host.now(), &wqe, &segment) {
+            let nothing_follows = match self.gate(ctx, host, &wqe, &segment) {
                 Gate::Open { nothing_follows } => nothing_follows,
                 Gate::Closed(next) => return Ok(next),
             };
@@ -343,7 +347,14 @@ impl Requester {
         if self.control.is_some() { half.min(control::READ_STRIDE) } else { half }
     }
 
-    fn gate(&mut self, ctx: &Context, now: Time, wqe: &SendWqe, segment: &Segment) -> Gate {
+    /// Bytes under way that come back, by an ACK or a timer; 0 without a timer, where they may never.
+    #[inline]
+    pub(crate) fn counted(&self, ctx: &Context) -> u32 {
+        if ctx.attr.timeout == 0 { 0 } else { self.inflight }
+    }
+
+    fn gate<H: Host>(&mut self, ctx: &Context, host: &H, wqe: &SendWqe, segment: &Segment) -> Gate {
+        let now = host.now();
         let idle = Gate::Closed(Next::Idle);
         let mut nothing_follows = false;
         if ctx.is_reliable() {
@@ -369,7 +380,15 @@ impl Requester {
             if self.inflight > 0 && after > window {
                 return idle;
             }
-            nothing_follows = limited || after + u64::from(segment.cost) > window;
+            let shared = host.window();
+            if self.counted(ctx) >= shared {
+                self.waits_for_window = true;
+                return idle;
+            }
+            nothing_follows = limited
+                || after + u64::from(segment.cost) > window
+                || is_tight(ctx, shared)
+                || after >= u64::from(shared);
         }
         let bytes = segment.cost;
         let rate = rate(ctx, wqe);
@@ -579,6 +598,13 @@ impl Requester {
             }
         }
     }
+}
+
+/// Whether others have so much under way to the same destination that the QP cannot fill its own window. Then each packet asks for an ACK, since
+/// any may be the last one for a while, and what it has under way keeps others back.
+#[inline]
+fn is_tight(ctx: &Context, shared: u32) -> bool {
+    shared < ctx.config.max_inflight_bytes
 }
 
 /// The rate that limits a WQE's packets, kb/s; 0 for none.

@@ -9,9 +9,9 @@ use scalefabric_wire::opcode::{Opcode, Operation, Position, Service};
 use scalefabric_wire::packet::Reth;
 use scalefabric_wire::{PKey, Psn};
 
-use super::Requester;
 use super::ack_request::Occasion;
 use super::segment::PACKET_COST;
+use super::{Requester, is_tight};
 use crate::context::Context;
 use crate::host::{EmitError, Host, Outgoing, Payload, PlainWrite};
 
@@ -80,9 +80,9 @@ impl Requester {
 
     /// Bytes that may be under way once a packet that costs so much has left; `None` if it may not.
     #[inline]
-    fn room_for(&self, ctx: &Context, cost: u32) -> Option<u32> {
+    fn room_for(&self, ctx: &Context, shared: u32, cost: u32) -> Option<u32> {
         let after = self.inflight.checked_add(cost)?;
-        let is_free = self.inflight == 0 || after <= ctx.config.max_inflight_bytes;
+        let is_free = (self.inflight == 0 || after <= ctx.config.max_inflight_bytes) && self.counted(ctx) < shared;
         let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
         (is_free && outstanding + 1 < Psn::MODULUS / 2).then_some(after)
     }
@@ -95,7 +95,7 @@ impl Requester {
         mut wqe: PlainWrite,
         budget: &mut usize,
     ) -> Result<(), EmitError> {
-        let pmtu = ctx.pmtu();
+        let (pmtu, shared) = (ctx.pmtu(), host.window());
         let mut outgoing = self.model(ctx, host, WRITE_ONLY);
         outgoing.headers.bth.ack_req = true;
         let mut before = None;
@@ -103,7 +103,7 @@ impl Requester {
             if wqe.flags.contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
                 break;
             }
-            let Some(inflight) = self.room_for(ctx, wqe.length + PACKET_COST) else { break };
+            let Some(inflight) = self.room_for(ctx, shared, wqe.length + PACKET_COST) else { break };
             outgoing.headers.bth.psn = self.sending.psn;
             outgoing.headers.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
             let payload = match wqe.length {
@@ -136,16 +136,18 @@ impl Requester {
         wqe: &PlainWrite,
         budget: &mut usize,
     ) -> Result<(), EmitError> {
-        let pmtu = ctx.pmtu();
+        let (pmtu, shared) = (ctx.pmtu(), host.window());
         let last = wqe.length.div_ceil(pmtu).saturating_sub(1);
         let cost = pmtu + PACKET_COST;
         let mut outgoing = self.model(ctx, host, WRITE_MIDDLE);
         let mut is_first = true;
         while *budget > 0 && self.sending.packet < last {
-            let Some(inflight) = self.room_for(ctx, cost) else { break };
+            let Some(inflight) = self.room_for(ctx, shared, cost) else { break };
             let ack_req = self.ack_request.decide(Occasion {
                 ends_message: false,
-                nothing_follows: u64::from(inflight) + u64::from(cost) > u64::from(ctx.config.max_inflight_bytes),
+                nothing_follows: u64::from(inflight) + u64::from(cost) > u64::from(ctx.config.max_inflight_bytes)
+                    || is_tight(ctx, shared)
+                    || inflight >= shared,
                 interval: ctx.config.ack_req_interval,
             });
             (outgoing.headers.bth.psn, outgoing.headers.bth.ack_req) = (self.sending.psn, ack_req);
