@@ -73,7 +73,10 @@ pub(crate) struct Task {
     /// Who waits for the answer to which order.
     answers: BTreeMap<Ticket, Asker>,
     tickets: u64,
-    pub(super) revoked: Vec<oneshot::Sender<bool>>,
+    /// Who waits until the keys from before a round of offers may go.
+    revoked: Vec<(u64, oneshot::Sender<bool>)>,
+    /// How many offers the session was given: the number of its newest round, once it has come to it.
+    pub(super) offered: u64,
     pub(super) windows: Windows,
     pub(super) hand_over: Option<LaneId>,
     pub(super) draining: Option<(LaneId, Then)>,
@@ -115,6 +118,7 @@ impl Task {
             answers: BTreeMap::new(),
             tickets: 0,
             revoked: Vec::new(),
+            offered: 0,
             windows: Windows::default(),
             hand_over: None,
             old_keys: false,
@@ -257,8 +261,7 @@ impl Task {
                 self.order(wanted, Asker::Caller(answer));
             }
             Told::Offer(input, revoked) => {
-                self.revoked.push(revoked);
-                self.inputs.push_back(input);
+                self.give_offer(input, [revoked]);
             }
             Told::Bind(asked) => self.bind_windows(asked),
             Told::Channel(channel, first, from) => {
@@ -293,6 +296,16 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// Gives the session an [`Input::Offer`] and returns the number of its round. Until the session has come to it, it may still say of the round before that the
+    /// keys from before that one may go, so who waits here is known by his round.
+    pub(super) fn give_offer(&mut self, input: Input, waiting: impl IntoIterator<Item = oneshot::Sender<bool>>) -> u64 {
+        self.offered += 1;
+        let round = self.offered;
+        self.revoked.extend(waiting.into_iter().map(|revoked| (round, revoked)));
+        self.inputs.push_back(input);
+        round
     }
 
     /// Gives the session an order, which `asker` waits for.
@@ -420,9 +433,9 @@ impl Task {
                 drop(sender);
                 self.link.wake_all();
             }
-            Action::Revoke { taken, .. } => {
-                self.windows.revoke();
-                for revoked in self.revoked.drain(..) {
+            Action::Revoke { round, taken } => {
+                self.windows.revoke(round);
+                for (_, revoked) in self.revoked.extract_if(.., |(asked, _)| *asked <= round) {
                     let _ = revoked.send(taken);
                 }
             }

@@ -60,6 +60,8 @@ struct Binding {
     waiting: VecDeque<Window>,
     posted: Vec<Window>,
     done: usize,
+    /// Those of a binding that this one came before the end of: what is posted may wait in the queue behind other work, and would fail there without its window.
+    replaced: Vec<Window>,
 }
 
 /// Windows of a connection.
@@ -67,7 +69,8 @@ struct Binding {
 pub(crate) struct Windows {
     /// Those whose keys the peer is to use, and those before, until it uses them no more.
     now: Vec<Window>,
-    old: Vec<Window>,
+    /// With the round of offers that replaced them: a word about an earlier round does not let go of them.
+    old: Vec<(u64, Window)>,
     binding: Option<Binding>,
     bindings: u64,
     asked: Vec<Asked>,
@@ -86,9 +89,9 @@ impl Windows {
         self.binding = None;
     }
 
-    /// Nobody uses the keys of before any more, or may.
-    pub fn revoke(&mut self) {
-        self.old.clear();
+    /// Nobody uses the keys from before this round any more, or may.
+    pub fn revoke(&mut self, round: u64) {
+        self.old.retain(|(replaced_by, _)| *replaced_by > round);
     }
 
     /// The connection is over.
@@ -121,7 +124,13 @@ impl Task {
         }
         self.windows.bindings += 1;
         let number = self.windows.bindings;
-        self.windows.binding = Some(Binding { lane: id, domain, number, waiting, posted: Vec::new(), done: 0 });
+        let replaced = self
+            .windows
+            .binding
+            .take()
+            .map_or_else(Vec::new, |before| before.posted.into_iter().chain(before.replaced).collect());
+        let posted = Vec::new();
+        self.windows.binding = Some(Binding { lane: id, domain, number, waiting, posted, done: 0, replaced });
         self.look();
     }
 
@@ -172,7 +181,7 @@ impl Task {
     }
 
     fn offer_windows(&mut self, binding: Binding) {
-        let Binding { lane, domain, posted, .. } = binding;
+        let Binding { lane, domain, posted, replaced, .. } = binding;
         let offer = |window: &Window| MemoryOffer {
             id: window.id,
             domain: domain as u8,
@@ -180,9 +189,9 @@ impl Task {
             range: window.range,
         };
         let offers: Vec<MemoryOffer> = posted.iter().map(offer).collect();
-        let before = std::mem::replace(&mut self.windows.now, posted);
-        self.windows.old.extend(before);
-        self.offer(&offers);
+        let mut before = std::mem::replace(&mut self.windows.now, posted);
+        before.extend(replaced);
+        self.offer(&offers, before);
     }
 
     /// The device has no windows after all.
@@ -193,16 +202,17 @@ impl Task {
             loans.iter().filter_map(|loan| loan.offers(self.link.docks.len())).flatten().collect();
         drop(loans);
         let before = std::mem::take(&mut self.windows.now);
-        self.windows.old.extend(before);
-        self.offer(&offers);
+        self.offer(&offers, before);
     }
 
-    fn offer(&mut self, offers: &[MemoryOffer]) {
+    /// Tells the peer; `before` are the windows that it used until now.
+    fn offer(&mut self, offers: &[MemoryOffer], before: Vec<Window>) {
         let overlap = self.windows.asked.iter().map(|(overlap, _)| *overlap).max().unwrap_or(OFFER_OVERLAP);
-        self.revoked.extend(self.windows.asked.drain(..).map(|(_, revoked)| revoked));
         let offers = self.link.replace_offers(offers);
         let overlap_ns = u64::try_from(overlap.as_nanos()).unwrap_or(u64::MAX);
-        self.inputs.push_back(Input::Offer { offers, overlap_ns });
+        let asked: Vec<_> = self.windows.asked.drain(..).map(|(_, revoked)| revoked).collect();
+        let round = self.give_offer(Input::Offer { offers, overlap_ns }, asked);
+        self.windows.old.extend(before.into_iter().map(|window| (round, window)));
     }
 }
 

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-fn config() -> Config {
+pub fn config() -> Config {
     Config { depth: 64, receives: 64, receive_bytes: 64, ..Config::default() }
 }
 
-fn pool_for_windows(fabric: &Fabric) -> Pool {
+pub fn pool_for_windows(fabric: &Fabric) -> Pool {
     let (initial_bytes, best_pages) = (4 << 20, PageKind::Plain);
     let access = PoolConfig::default().access | AccessFlags::MW_BIND;
     let config = PoolConfig { initial_bytes, best_pages, access, zeroing: Zeroing::OnAlloc, ..PoolConfig::default() };
@@ -71,11 +71,11 @@ fn windows_follow_their_connection_through_rebuilds_and_moves() {
     assert!(server.statistics().rebuilds > 0 && server.statistics().moves > 0, "{:?}", server.statistics());
 }
 
-fn buffer(pool: &Pool) -> Arc<Buffer> {
+pub fn buffer(pool: &Pool) -> Arc<Buffer> {
     Arc::new(pool.alloc_aligned(4096, 4096).unwrap())
 }
 
-fn lent(offset: u64) -> Remote {
+pub fn lent(offset: u64) -> Remote {
     Remote::Offered { id: 1, offset }
 }
 

@@ -12,3 +12,4 @@ mod orders;
 mod paths;
 mod ports;
 mod rails;
+mod windows;
