@@ -5,6 +5,7 @@ use scalefabric_fabric::Path;
 use scalefabric_fabric::directory::{FencingToken, OrderResult};
 use scalefabric_fabric::endpoint::{Config, Connection, Injected, Operation};
 use scalefabric_fabric::session::{Change, Strategy};
+use scalefabric_tests::eventually;
 use scalefabric_tests::fabric::{PATIENCE, Pair};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ fn config() -> Config {
     // On a machine that is busy otherwise there are losses, and moves on their account are not what is counted here.
     config.retransmit_permille = 1000;
     config.patience.backoff_min_ns = 100_000;
+    // There a step of a move may take longer than the two seconds after which it is taken back.
+    config.patience.step_ns = 30_000_000_000;
     config
 }
 
@@ -98,6 +101,11 @@ fn moves(count: u64, strategy: Option<Strategy>) {
         pauses[pauses.len() / 2],
         pauses[pauses.len() - 1]
     );
+    // The side that did not order the last move hears of its end by the last word.
+    let least = if matches!(strategy, Some(Strategy::MakeBeforeBreak | Strategy::AlternatePath)) { count } else { 0 };
+    eventually("both sides have counted the moves", || {
+        [&client, &server].iter().all(|side| side.statistics().moves >= least)
+    });
     for (side, statistics) in [("client", client.statistics()), ("server", server.statistics())] {
         assert_eq!(statistics.rebuilds, 0, "{side}: a move broke a QP");
         let (moves, turned, migrated) = match strategy {
