@@ -99,6 +99,68 @@ async fn a_file_that_was_cut_or_is_something_else_is_refused() {
     }
 }
 
+/// A copy of the file while the store is open: what is left when control is killed.
+async fn killed(path: &Path) -> Vec<u8> {
+    filled(path).await;
+    let store = open(path).expect("the same store");
+    store.put("key/last", b"the last word".to_vec(), None).await.expect("done");
+    let bytes = std::fs::read(path).expect("the file");
+    drop(store);
+    std::fs::remove_file(path).expect("the file");
+    bytes
+}
+
+#[tokio::test]
+async fn a_store_whose_control_was_killed_opens_and_one_that_was_damaged_as_well_is_left_as_it_is() {
+    let folder = Folder::new();
+    let path = folder.file("store");
+    let good = killed(&path).await;
+    for eighths in 0..8 {
+        std::fs::write(&path, &good[..good.len() / 8 * eighths + 100]).expect("the file");
+        assert_refused(&path);
+    }
+    // Wherever a byte changes, the store has all that it had before its last commit, or is refused and left as it is.
+    for place in (0..good.len()).step_by(good.len() / 300).chain(0..64) {
+        let mut bad = good.clone();
+        bad[place] ^= 0x41;
+        std::fs::write(&path, &bad).expect("the file");
+        match open(&path) {
+            Ok(store) => {
+                let (entries, _) = store.list("key/").await.expect("a listing");
+                // Damage in the last commit looks like a commit that the kill tore: then the one before it counts.
+                assert!(matches!(entries.len(), 200 | 201), "byte {place}: {} entries", entries.len());
+            }
+            Err(StoreError::Broken(why)) => {
+                assert!(why.contains("move it away"), "{why}");
+                assert!(std::fs::read(&path).expect("the file") == bad, "byte {place}: the file was changed");
+            }
+            Err(other) => panic!("byte {place}: {other}"),
+        }
+    }
+    std::fs::write(&path, &good).expect("the file");
+    let store = open(&path).expect("it was only killed");
+    assert_eq!(store.get("key/last").await.expect("a value").expect("it is there").value, b"the last word");
+    store.put("key/next", b"1".to_vec(), None).await.expect("done");
+    drop(store);
+    assert_eq!(open(&path).expect("and again").list("key/").await.expect("a listing").0.len(), 202);
+}
+
+#[tokio::test]
+async fn a_store_from_the_future_whose_control_was_killed_is_left_as_it_is() {
+    let folder = Folder::new();
+    let path = folder.file("store");
+    filled(&path).await;
+    let database = redb::Database::open(&path).expect("redb");
+    let writing = database.begin_write().expect("redb");
+    let table = redb::TableDefinition::<&str, u64>::new("header");
+    writing.open_table(table).expect("redb").insert("format", 2).expect("redb");
+    writing.commit().expect("redb");
+    let bytes = std::fs::read(&path).expect("the file");
+    drop(database);
+    std::fs::write(&path, bytes).expect("the file");
+    assert_refused(&path);
+}
+
 #[tokio::test]
 async fn a_store_of_another_format_is_refused_with_its_number() {
     let folder = Folder::new();

@@ -1,9 +1,10 @@
-//! The file: its tables, the shape of an entry, opening and refusing. It never repairs by throwing away.
+//! The file: its tables, the shape of an entry, opening and refusing. It never repairs by throwing away, and what it refuses it has not changed (`trial`).
 //!
 //! An entry is a CRC-32 of the key and of all that follows, its revision, its lease (0: none), its value. redb checks its pages itself; the CRC
 //! stands for what neither redb nor we may take on trust: bytes that changed below a page that still adds up.
 
 use super::super::{Entry, LeaseId, Revision, StoreError};
+use super::trial::Trial;
 use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, StorageError};
 use redb::{TableDefinition, TableError};
 use std::fmt::Display;
@@ -25,8 +26,8 @@ const CACHE: usize = 32 * 1024 * 1024;
 
 const FIXED: usize = 4 + 8 + 8;
 
-/// Opens or makes it.
-pub fn open(path: &Path) -> Result<Database, StoreError> {
+/// Opens or makes it. Nothing is written to a file that is there until [`Trial::accept`].
+pub fn open(path: &Path) -> Result<(Database, Trial), StoreError> {
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => {
             return Err(StoreError::Invalid(format!("the store `{}` is not a file", path.display())));
@@ -40,10 +41,13 @@ pub fn open(path: &Path) -> Result<Database, StoreError> {
     }
     // Damaged bytes may make redb panic where it trusts its own file.
     let opened = catch_unwind(AssertUnwindSafe(|| {
-        Builder::new().set_cache_size(CACHE).set_check_integrity_on_open(true).open(path)
+        let trial = Trial::of(path)?;
+        let mut builder = Builder::new();
+        builder.set_cache_size(CACHE).set_check_integrity_on_open(true);
+        Ok((builder.create_with_backend(trial.clone())?, trial))
     }));
-    let database = match opened {
-        Ok(Ok(database)) => database,
+    let (database, trial) = match opened {
+        Ok(Ok(opened)) => opened,
         Ok(Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch)) => {
             return Err(StoreError::Invalid(format!(
                 "the store `{}` is open in another process: end that `sfab control`, or use another file (one replica has one file; \
@@ -63,7 +67,7 @@ pub fn open(path: &Path) -> Result<Database, StoreError> {
         Err(_) => return Err(refused(path, "its pages do not fit together")),
     };
     match format(&database) {
-        Ok(FORMAT) => Ok(database),
+        Ok(FORMAT) => Ok((database, trial)),
         Ok(other) => Err(refused(
             path,
             format!(

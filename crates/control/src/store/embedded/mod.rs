@@ -9,6 +9,7 @@
 mod file;
 mod history;
 mod lease;
+mod trial;
 mod writer;
 
 use super::{Change, Entry, Guard, LeaseId, Pending, Revision, Store, StoreError, Watch, rules};
@@ -45,8 +46,12 @@ impl Embedded {
     /// Opens the store at `path`, or makes it if there is no such file. [`StoreError::Broken`] for a file that is damaged or of another format,
     /// [`StoreError::Invalid`] if another process has it open or the folder is not there.
     pub fn open(path: &Path, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
-        let database = Arc::new(file::open(path)?);
+        let (database, trial) = file::open(path)?;
+        let database = Arc::new(database);
         let state = writer::State::load(&database, clock.now()).map_err(|error| file::refused(path, error))?;
+        trial.accept().map_err(|error| {
+            StoreError::Invalid(format!("the store `{}` cannot be written: {error}", path.display()))
+        })?;
         let history = Arc::new(History::beginning_at(state.revision()));
         let (jobs, queue) = mpsc::channel();
         let leases = state.leases();
