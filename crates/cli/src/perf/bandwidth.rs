@@ -5,6 +5,7 @@ use crate::demo::step::Transport;
 use crate::failure::{During, Failure};
 use crate::perf::connection::{BATCH, Connection};
 use crate::perf::exchange::{Length, Message, Sent, Step, Verb, unexpected};
+use crate::perf::processor::Share;
 use crate::perf::watch::Watch;
 use scalefabric_verbs::{SendFlags, SendWr, Sge, WorkCompletion};
 use std::collections::VecDeque;
@@ -196,23 +197,31 @@ pub fn drive_within(
 ) -> Result<(Message, u64), Failure> {
     let mut done = [WorkCompletion::default(); BATCH];
     let (mut arrived, mut idle) = (0, 0);
+    // Each look at a completion queue is a look at the network: where nothing can be in it, it only makes the other look later.
+    let makes_receives = connection.plan.verb == Verb::Send;
+    let mut share = Share::new();
     loop {
         let mut found = connection.take_sends(&mut done)?;
-        let count = connection.take_receives(&mut done)?;
-        arrived += count as u64;
-        found += count;
+        if makes_receives {
+            let count = connection.take_receives(&mut done)?;
+            arrived += count as u64;
+            found += count;
+        }
         if found > 0 {
             idle = 0;
             continue;
         }
-        let now = Instant::now();
-        if let Some(message) = watch.look(now)? {
-            return Ok((message, arrived));
+        if connection.is_to_look(idle) {
+            let now = Instant::now();
+            if let Some(message) = watch.look(now)? {
+                return Ok((message, arrived));
+            }
+            if deadline.is_some_and(|deadline| now > deadline) {
+                return Err(Failure::failed("the other end has not told its result: is it stopped?"));
+            }
+            share.look(now);
         }
-        if deadline.is_some_and(|deadline| now > deadline) {
-            return Err(Failure::failed("the other end has not told its result: is it stopped?"));
-        }
-        connection.pause(&mut idle)?;
+        connection.pause_as_target(&mut idle, &share)?;
     }
 }
 

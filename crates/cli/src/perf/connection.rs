@@ -10,6 +10,7 @@ use crate::failure::{During, Failure};
 use crate::perf::device::Device;
 use crate::perf::exchange::{Memory, Plan, SideInfo, Verb, qp_type};
 use crate::perf::heap::HeapRegion;
+use crate::perf::processor::Share;
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, CompletionChannel, CompletionQueue, Gid, MemoryRegion, Mtu,
     ProtectionDomain, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInit, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp,
@@ -435,6 +436,25 @@ impl Connection {
             crate::bench::datagram::pause(idle);
             return Ok(());
         };
+        self.sleep_on(channel, idle)
+    }
+
+    /// As [`Connection::pause`], for the target of one-sided requests, which never sees that there is work: it spins without end while it has a
+    /// processor for itself, and lets others run after each look where it shares it.
+    pub fn pause_as_target(&self, idle: &mut u32, share: &Share) -> Result<(), Failure> {
+        if let Some(channel) = &self.channel {
+            return self.sleep_on(channel, idle);
+        }
+        *idle = idle.wrapping_add(1);
+        if share.is_shared() {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn sleep_on(&self, channel: &Arc<dyn CompletionChannel>, idle: &mut u32) -> Result<(), Failure> {
         *idle = idle.saturating_add(1);
         if *idle % 2 == 1 {
             // Armed; what came before is found by the caller's next look, and only then it sleeps.

@@ -76,6 +76,45 @@ pub fn time_used() -> Duration {
     Duration::new(spec.tv_sec.max(0) as u64, spec.tv_nsec.clamp(0, 999_999_999) as u32)
 }
 
+/// Whether a thread that spins has its processor for itself: told by how much of the time it ran.
+pub struct Share {
+    since: Instant,
+    used: Duration,
+    is_shared: bool,
+}
+
+impl Share {
+    /// How long it looks before it judges: some slices of the kernel's scheduler.
+    const WINDOW: Duration = Duration::from_millis(10);
+
+    /// Begins now, as if the processor were its own.
+    pub fn new() -> Self {
+        Self { since: Instant::now(), used: of_thread(), is_shared: false }
+    }
+
+    /// To be called now and then by the thread that made it.
+    pub fn look(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= Self::WINDOW {
+            let used = of_thread();
+            // What wakes for a moment (a worker, a timer) takes less than an eighth.
+            self.is_shared = used.saturating_sub(self.used) < passed * 7 / 8;
+            (self.since, self.used) = (now, used);
+        }
+    }
+
+    /// Whether others ran, or wanted to, for a good part of the last window.
+    pub const fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+}
+
+/// Processor time of the calling thread.
+fn of_thread() -> Duration {
+    let spec = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(spec.tv_sec.max(0) as u64, spec.tv_nsec.clamp(0, 999_999_999) as u32)
+}
+
 /// Resident memory of this process, bytes; 0 where the kernel does not tell.
 pub fn resident_bytes() -> u64 {
     let text = read_to_string("/proc/self/statm").unwrap_or_default();
@@ -127,6 +166,24 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_ran_for_half_of_the_time_shares_its_processor() {
+        let mut share = Share::new();
+        assert!(!share.is_shared());
+        std::thread::sleep(Share::WINDOW);
+        share.look(Instant::now());
+        assert!(share.is_shared(), "who slept did not run");
+        share.look(Instant::now());
+        assert!(share.is_shared(), "no window has passed since");
+        while of_thread() < Share::WINDOW {
+            std::hint::spin_loop();
+        }
+        let now = Instant::now();
+        let mut own = Share { since: now - Share::WINDOW, used: Duration::ZERO, is_shared: true };
+        own.look(now);
+        assert!(!own.is_shared(), "who ran all the time has it for itself");
     }
 
     #[test]

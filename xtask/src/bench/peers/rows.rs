@@ -323,8 +323,9 @@ fn door() -> Vec<Row> {
 
 /// Many queue pairs against one.
 fn many() -> Vec<Row> {
-    const ONE: &str = "write bw -s 8 -t 16 -Q 4 -I 8 -q 1";
-    const MANY: &str = "write bw -s 8 -t 16 -Q 4 -I 8 -q 10000";
+    const ONE: &str = "write bw -s 8 -t 16 -Q 4 -I 8 -q 1 --warmup 16";
+    // Of each QP: the default would be ten million messages.
+    const MANY: &str = "write bw -s 8 -t 16 -Q 4 -I 8 -q 10000 --warmup 16";
     let memory = |result: &Value| at(result, &["bandwidth", "server_rss_bytes"]);
     vec![
         row("8 B WRITE rate on 10,000 queue pairs in turn / on one", "/s", Goal::AtLeast(0.5, 0.8), |lab| {
