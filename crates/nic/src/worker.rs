@@ -433,7 +433,7 @@ mod tests {
         caller_turns: AtomicU64,
         deadline: Mutex<Option<Time>>,
         /// What each look adds to them: callers that poll, however late the look comes.
-        turns_per_look: u64,
+        turns_per_look: AtomicU64,
         socket: Option<UnixDatagram>,
         taken: AtomicU64,
     }
@@ -452,7 +452,7 @@ mod tests {
         }
 
         fn caller_turns(&self) -> u64 {
-            self.caller_turns.fetch_add(self.turns_per_look, Ordering::SeqCst)
+            self.caller_turns.fetch_add(self.turns_per_look.load(Ordering::SeqCst), Ordering::SeqCst)
         }
     }
 
@@ -522,27 +522,18 @@ mod tests {
         let toy = Arc::new(Toy { socket: Some(theirs), ..Toy::default() });
         let worker = start(&toy);
         until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::SeqCst) {
-                    toy.caller_turns.fetch_add(1, Ordering::SeqCst);
-                    std::hint::spin_loop();
-                }
-            });
-            std::thread::sleep(Duration::from_millis(5));
-            ours.send(b"x").unwrap();
-            // Awake once, it sees the pollers and from then on only looks.
-            until("it does not look from aside", || worker.sleeps() > 10);
-            stop.store(true, Ordering::SeqCst);
-        });
+        toy.turns_per_look.store(1, Ordering::SeqCst);
+        ours.send(b"x").unwrap();
+        // Awake once, it sees the pollers and from then on only looks.
+        until("it does not look from aside", || worker.sleeps() > 10);
+        toy.turns_per_look.store(0, Ordering::SeqCst);
         until("it did not take over", || toy.taken.load(Ordering::SeqCst) == 1);
         until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
     }
 
     #[test]
     fn deadlines_of_callers_that_poll_are_their_own_until_one_goes_to_sleep() {
-        let toy = Arc::new(Toy { turns_per_look: 1 << 40, ..Toy::default() });
+        let toy = Arc::new(Toy { turns_per_look: AtomicU64::new(1 << 40), ..Toy::default() });
         let worker = start(&toy);
         until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
         worker.kick().kick(clock::now());

@@ -112,6 +112,8 @@ pub struct OpenRoute {
     tables: u32,
     /// The key that was used last, and its place in the peer's table.
     last_key: Cell<(u32, u32)>,
+    /// A key whose memory is mapped nowhere in this process: the shortest way need not be tried with it. 0: none.
+    elsewhere: Cell<u32>,
     /// This process's gates.
     file: Arc<OwnFile>,
     /// The other processes.
@@ -224,6 +226,7 @@ fn find(setup: &Setup, tables: &Tables, shared: &QpShared, attr: &QpAttr) -> Opt
         open,
         tables: tables.generation(),
         last_key: Cell::new((0, 0)),
+        elsewhere: Cell::new(0),
         file: setup.file.clone(),
         others: setup.neighbours.clone(),
     })

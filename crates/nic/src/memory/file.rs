@@ -364,6 +364,12 @@ impl ForeignFile {
         self.tables.entry(slot)
     }
 
+    /// Whether what lies at `host` in its owner is part of its heap, and so can be mapped.
+    #[inline]
+    pub fn has(&self, host: u64) -> bool {
+        self.window.as_ref().is_some_and(|window| host.wrapping_sub(self.heap_base) < window.bytes as u64)
+    }
+
     /// Where bytes that lie at `host` in their owner lie here; `None` if they are no part of its heap, or cannot be mapped.
     #[inline]
     pub fn here(&self, host: u64, length: u64) -> Option<*mut u8> {

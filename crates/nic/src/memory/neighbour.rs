@@ -135,6 +135,12 @@ impl Piece<'_> {
 }
 
 impl Opened<'_> {
+    /// Whether its memory can be mapped here at all.
+    #[inline(always)]
+    pub fn is_here(&self) -> bool {
+        self.file.is_none_or(|file| file.has(host_address(self.entry, 0) as u64))
+    }
+
     /// Writes a piece to `va`, if that is inside and mapped here. False if not all of it could be done.
     #[inline(always)]
     pub fn put(&self, memory: &Access<'_>, pd: PdId, va: u64, piece: &Piece<'_>) -> bool {

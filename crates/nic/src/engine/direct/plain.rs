@@ -41,7 +41,8 @@ impl Engine {
         let DirectRoute::Open(route) = &side.direct else { return 0 };
         let Some(mut next) = requests.plain(0) else { return 0 };
         // The QP may be gone, and its number another one's.
-        let may = std::ptr::eq(&raw const *side.shared, qp)
+        let may = route.elsewhere.get() != next.rkey.0
+            && std::ptr::eq(&raw const *side.shared, qp)
             && route.tables == tables
             && route.open.terms.access.contains(AccessFlags::REMOTE_WRITE)
             && nic.fabric.direct.as_ref().is_some_and(|setup| setup.tapes.is_empty())
@@ -61,6 +62,10 @@ impl Engine {
             None => access.open(slot, peer, rkey, AccessFlags::REMOTE_WRITE),
         };
         let (Some(opened), Ok(())) = (opened, route.is_open()) else { return 0 };
+        if !opened.is_here() {
+            route.elsewhere.set(rkey.0);
+            return 0;
+        }
         let (mut done, mut psns, mut bytes, mut padded) = (0, 0, 0u32, 0u64);
         loop {
             let length = next.piece.length();
