@@ -105,7 +105,10 @@ fn ping(
         let mut idle = 0;
         let answered = loop {
             let is_there = match connection.plan.verb {
-                Verb::Write => connection.last_byte(lane)? == mark(index),
+                Verb::Write => {
+                    let is_it = |byte| byte == mark(index);
+                    is_it(connection.last_byte_soon(lane, untaken, is_it)?)
+                }
                 _ => connection.take_receives(&mut done)? > 0,
             };
             // Answers overtake completions; these must not fill their queue.
@@ -225,7 +228,7 @@ pub fn answer(connection: &Connection, step: &Step, watch: &mut Watch<'_>) -> Re
         let mut answers = 0;
         match connection.plan.verb {
             Verb::Write => {
-                let byte = connection.last_byte(lane)?;
+                let byte = connection.last_byte_soon(lane, untaken, |byte| byte != last)?;
                 if byte != last {
                     last = byte;
                     answers = 1;
