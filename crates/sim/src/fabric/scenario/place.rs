@@ -3,7 +3,7 @@
 use super::Refusal;
 use toml::de::{DeTable, DeValue};
 
-/// The line of "table.field" or "workload[0].field"; if the text does not have it, of the table that would hold it. 0: of neither.
+/// The line of `table.field` or `workload[0].field`; if the text does not have it, of the table that would hold it. 0: of neither.
 pub(super) fn line_of(text: &str, place: &str) -> usize {
     let names: Vec<String> = place.split('.').flat_map(|part| part.split('[')).map(|n| n.replace(']', "")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
