@@ -149,27 +149,13 @@ fn view(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look) {
     let width = usize::from(area.width);
     let (head, rows): (String, Vec<Line<'static>>) = match model.view {
         View::Ports => {
-            let bar = width.saturating_sub(71).clamp(6, 40);
-            let name = width.saturating_sub(57 + bar);
-            let head = format!(
-                "{:<name$} {:>9}  {:>bar$} {:>8} {:>8} {:>6}  {:<8}{}",
-                "port",
-                "speed",
-                if bar < 16 { "busier" } else { "busier direction" },
-                "sent",
-                "received",
-                "QPs",
-                "state",
-                "switch"
-            );
-            let rows = model.ports().into_iter().map(|row| port(&row, name, bar, look)).collect();
-            (head, rows)
+            let columns = Columns::of(width);
+            (columns.head(), model.ports().into_iter().map(|row| port(&row, columns, look)).collect())
         }
         View::Connections => {
-            let more = width.saturating_sub(80) / 3;
             let cells = ["node", "QP", "tenant", "service", "port", "state", "sent", "received"].map(str::to_owned);
-            let rows = model.connections().into_iter().map(|one| Line::raw(spread(&connection(one, look), more)));
-            (spread(&cells, more), rows.collect())
+            let rows = model.connections().into_iter().map(|one| Line::raw(spread(&connection(one, look), width)));
+            (spread(&cells, width), rows.collect())
         }
         View::Moves | View::Events => {
             let kind = if model.view == View::Events { format!("{:<21}", "kind") } else { String::new() };
@@ -209,24 +195,75 @@ fn nothing(model: &Model) -> &'static str {
     }
 }
 
-fn port(row: &PortRow, name: usize, bar: usize, look: Look) -> Line<'static> {
+/// What of a port is shown in a terminal of some width: the name is what nobody can do without.
+#[derive(Clone, Copy)]
+struct Columns {
+    name: usize,
+    /// Width of the bar, with the switch behind all; 0: there is no room for either.
+    bar: usize,
+    /// Whether speed and QPs are shown.
+    speed: bool,
+}
+
+impl Columns {
+    fn of(width: usize) -> Self {
+        match width {
+            72.. => {
+                let bar = (width - 71).clamp(6, 40);
+                Self { name: width - 57 - bar, bar, speed: true }
+            }
+            // Speed, sent, received, QPs and state take 45.
+            58.. => Self { name: width - 45, bar: 0, speed: true },
+            _ => Self { name: width.saturating_sub(28).max(8), bar: 0, speed: false },
+        }
+    }
+
+    fn head(self) -> String {
+        let busier = if self.bar < 16 { "busier" } else { "busier direction" };
+        let bar = format!("  {busier:>bar$}", bar = self.bar);
+        self.line("port", "speed", if self.bar > 0 { &bar } else { "" }, ["sent", "received", "QPs"])
+            + &self.end("state", "switch")
+    }
+
+    fn line(self, name: &str, speed: &str, bar: &str, [sent, received, qps]: [&str; 3]) -> String {
+        let name = format!("{name:<width$}", width = self.name);
+        match self.speed {
+            true => format!("{name} {speed:>9}{bar} {sent:>8} {received:>8} {qps:>6}  "),
+            false => format!("{name} {sent:>8} {received:>8}  "),
+        }
+    }
+
+    fn end(self, state: &str, switch: &str) -> String {
+        format!("{state:<8}{}", if self.bar > 0 { switch } else { "" })
+    }
+}
+
+fn port(row: &PortRow, columns: Columns, look: Look) -> Line<'static> {
     let style = match (row.is_up(), row.is_hot()) {
         (false, _) | (_, true) => look.warn(),
         _ => Style::new(),
     };
     let heat = if row.is_hot() { look.warn() } else { look.style(Color::Indexed(heat(row.busier()))) };
-    Line::from(vec![
-        Span::raw(format!("{:<name$} {:>9}  ", cut(&row.name(), name), speed(row.rate_mbps))),
-        Span::styled(bar_of(row.busier(), bar, look.blocks), heat),
-        Span::raw(format!(
-            " {:>8} {:>8} {:>6}  ",
-            gbps(row.tx, row.rate_mbps, look),
-            gbps(row.rx, row.rate_mbps, look),
-            row.connections
-        )),
-        Span::styled(format!("{:<8}", row.state()), style),
-        Span::raw(row.switch.clone()),
-    ])
+    let name = cut_front(&row.name(), columns.name);
+    let (speed, qps) = (speed(row.rate_mbps), row.connections.to_string());
+    let carried = [&*gbps(row.tx, row.rate_mbps, look), &gbps(row.rx, row.rate_mbps, look), &qps];
+    let mut spans = Vec::new();
+    if columns.bar > 0 {
+        // The bar has a colour of its own.
+        const MARK: &str = "\u{0}";
+        let line = columns.line(&name, &speed, MARK, carried);
+        let (before, after) = line.split_once(MARK).unwrap_or((&line, ""));
+        spans.push(Span::raw(format!("{before}  ")));
+        spans.push(Span::styled(bar_of(row.busier(), columns.bar, look.blocks), heat));
+        spans.push(Span::raw(after.to_owned()));
+    } else {
+        spans.push(Span::raw(columns.line(&name, &speed, "", carried)));
+    }
+    spans.push(Span::styled(columns.end(row.state(), ""), style));
+    if columns.bar > 0 {
+        spans.push(Span::raw(row.switch.clone()));
+    }
+    Line::from(spans)
 }
 
 /// From blue to pale: an order that every eye sees.
@@ -266,16 +303,27 @@ fn connection(one: &super::model::ConnectionEntry, look: Look) -> [String; 8] {
     ]
 }
 
-/// Cells of a connection as a line of 80 columns, names wider by `more`.
-fn spread(cells: &[String; 8], more: usize) -> String {
+/// Cells of a connection as a line: all of them from 80 columns on, with wider names in wider terminals; in a narrow one those that say which it is and what it does.
+fn spread(cells: &[String; 8], width: usize) -> String {
     let [node, qp, tenant, service, port, state, sent, received] = cells;
-    let (wide, tenants, services) = (12 + more, 8 + more, 10 + more);
+    if width < 80 {
+        let services = width.saturating_sub(45).max(6);
+        return format!(
+            "{:<10} {:<services$} {:<10} {:<10} {sent:>9}",
+            cut(node, 10),
+            cut(service, services),
+            cut_front(port, 10),
+            cut(state, 10)
+        );
+    }
+    let more = (width - 80) / 4;
+    let (wide, tenants, services, ports) = (12 + more, 8 + more, 10 + more, 7 + more);
     format!(
-        "{:<wide$} {qp:>8} {:<tenants$} {:<services$} {:<7} {:<10} {sent:>9} {received:>9}",
+        "{:<wide$} {qp:>8} {:<tenants$} {:<services$} {:<ports$} {:<10} {sent:>9} {received:>9}",
         cut(node, wide),
         cut(tenant, tenants),
         cut(service, services),
-        cut(port, 7),
+        cut_front(port, ports),
         cut(state, 10)
     )
 }
@@ -339,6 +387,15 @@ fn cut(text: &str, width: usize) -> String {
         return text.to_owned();
     }
     text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
+}
+
+/// The last characters of a name whose end tells it from others, with a mark where it was cut.
+fn cut_front(text: &str, width: usize) -> String {
+    let count = text.chars().count();
+    if count <= width {
+        return text.to_owned();
+    }
+    ['~'].into_iter().chain(text.chars().skip(count - width.saturating_sub(1))).collect()
 }
 
 /// A port's speed. Ports of software NICs may have none.
@@ -440,6 +497,24 @@ pub mod tests {
         }
         let help = Keys { help: true, ..Keys::default() };
         insta::assert_snapshot!("help", drawn(&model, &help, PLAIN, 80, 24));
+    }
+
+    #[test]
+    fn in_a_narrow_terminal_ports_are_still_told_apart() {
+        let mut model = model();
+        for width in [40, 60, 71] {
+            model.view = View::Ports;
+            let ports = drawn(&model, &Keys::default(), PLAIN, width, 24);
+            for seen in ["e1/sf0/1", "e1/sf0/2", "e4/sf0/2", "81.2", "HOT", "DOWN"] {
+                assert!(ports.contains(seen), "{seen} at {width}:\n{ports}");
+            }
+            model.view = View::Connections;
+            let connections = drawn(&model, &Keys::default(), PLAIN, width, 24);
+            for seen in ["node3", "sf0/1", "sf0/2"] {
+                assert!(connections.contains(seen), "{seen} at {width}:\n{connections}");
+            }
+        }
+        assert_eq!(cut_front("up1234-n1/1", 7), "~4-n1/1");
     }
 
     #[test]
