@@ -522,7 +522,7 @@ mod tests {
         let toy = Arc::new(Toy { socket: Some(theirs), ..Toy::default() });
         let worker = start(&toy);
         until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
-        toy.turns_per_look.store(1, Ordering::SeqCst);
+        toy.turns_per_look.store(1 << 40, Ordering::SeqCst);
         ours.send(b"x").unwrap();
         // Awake once, it sees the pollers and from then on only looks.
         until("it does not look from aside", || worker.sleeps() > 10);
