@@ -4,7 +4,7 @@ use crate::failure::{During, Failure};
 use crate::software::{self, DeviceSurvey, SoftwareOptions};
 use crate::terminal::say;
 use clap::Args;
-use scalefabric_control::agent::ports::{PortCounters, PortSource};
+use scalefabric_control::agent::ports::{PortCounters, PortSource, place_pkeys};
 use scalefabric_control::agent::{Agent, State};
 use scalefabric_control::clock::Machine;
 use scalefabric_control::config;
@@ -12,6 +12,7 @@ use scalefabric_control::directory::PortRecord;
 use scalefabric_transport::Counter;
 use scalefabric_verbs::{PKey, PortState};
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     runtime.block_on(async {
         let mut ending = Box::pin(super::ending::asked());
         let (node, socket) = (settings.node.clone(), settings.socket.clone());
-        let ports = Surveyed { rate_mbps: options.port_rate, devices: Vec::new() };
+        let ports = Surveyed { rate_mbps: options.port_rate, devices: Vec::new(), left: BTreeMap::new() };
         let agent = Agent::start(settings, Box::new(ports), Arc::new(Machine::default()))
             .map_err(|error| Failure::usage(error.to_string()))?;
         if options.json {
@@ -98,6 +99,8 @@ struct Surveyed {
     /// What is said of each port, if it is not what its device says.
     rate_mbps: Option<u64>,
     devices: Vec<DeviceSurvey>,
+    /// Places of P_Key tables, by device, that P_Keys have left.
+    left: BTreeMap<String, BTreeSet<usize>>,
 }
 
 /// What the agent counts, in the order of [`PortCounters`].
@@ -151,15 +154,18 @@ impl PortSource for Surveyed {
         // Looked at anew, for whoever opens a device that nobody had open begins with the default table. The ports' counters are of the devices that were
         // listed with them.
         let devices = software::port_surveys(&SoftwareOptions::default()).map_err(|error| error.to_string())?;
-        let stands = |table: &[PKey]| {
-            let wanted = pkeys.iter().copied().chain(std::iter::repeat(PKey(0)));
-            table.iter().zip(wanted).all(|(is, wanted)| *is == wanted)
-        };
-        for device in devices.iter().filter(|device| device.is_open()) {
+        for device in &devices {
+            let name = &device.plan.info.name;
+            if !device.is_open() {
+                self.left.remove(name);
+                continue;
+            }
+            // All ports of a device have the same table, which is set here.
             let ports = device.ports().map_err(|error| error.message)?;
-            if !ports.iter().all(|port| stands(&port.pkeys)) {
-                let name = &device.plan.info.name;
-                software::set_pkeys(&SoftwareOptions::default(), name, pkeys).map_err(|error| error.to_string())?;
+            let Some(first) = ports.first() else { continue };
+            let table = place_pkeys(&first.pkeys, pkeys, self.left.entry(name.clone()).or_default());
+            if ports.iter().any(|port| port.pkeys != table) {
+                software::set_pkeys(&SoftwareOptions::default(), name, &table).map_err(|error| error.to_string())?;
             }
         }
         Ok(())

@@ -4,6 +4,7 @@
 use crate::directory::PortRecord;
 use crate::proto::control as proto;
 use scalefabric_verbs::{Context, DeviceAttr, PKey, PortState};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,12 +21,36 @@ pub trait PortSource: Send {
         Vec::new()
     }
 
-    /// Puts P_Keys into the tables of all ports, from index 0, where they do not stand there already; the rest of a table is emptied. The reason if it cannot be done.
-    /// Default: the ports' tables are somebody else's.
+    /// Puts these P_Keys into the tables of all ports, the first one at index 0, and takes all others out; what stands there already keeps its place, as by [`place_pkeys`]. The
+    /// reason if it cannot be done. Default: the ports' tables are somebody else's.
     fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), String> {
         let _ = pkeys;
         Ok(())
     }
+}
+
+/// The table of a port with these P_Keys in it. QPs name a P_Key by its place, so what is wanted and stands there keeps its place: were it moved, the QPs of one tenant would be in the
+/// partition of another, or no longer in that of their peers. What is not wanted leaves an empty place, which is noted in `left` and given away last, since QPs of before
+/// may still name it. The first P_Key has the first place.
+pub fn place_pkeys(table: &[PKey], wanted: &[PKey], left: &mut BTreeSet<usize>) -> Vec<PKey> {
+    let empty = PKey(0);
+    let mut placed = vec![empty; table.len().max(wanted.len())];
+    let mut missing = Vec::new();
+    for (index, pkey) in wanted.iter().enumerate() {
+        let place = if index == 0 { Some(0) } else { (1..table.len()).find(|&place| table[place] == *pkey) };
+        match place {
+            Some(place) => placed[place] = *pkey,
+            None => missing.push(*pkey),
+        }
+    }
+    left.extend((0..table.len()).filter(|&place| table[place] != empty && placed[place] == empty));
+    for pkey in missing {
+        let free = (0..placed.len()).filter(|&place| placed[place] == empty);
+        let Some(place) = free.min_by_key(|place| (left.contains(place), *place)) else { break };
+        placed[place] = pkey;
+        left.remove(&place);
+    }
+    placed
 }
 
 /// The ports as the parts of an agent share them.
@@ -197,6 +222,29 @@ mod tests {
     fn readings_of_other_ports_make_no_load() {
         assert_eq!(load(&[counted(1)], &[counted(1), counted(2)], Duration::from_secs(1)), None);
         assert_eq!(load(&[counted(1)], &[counted(2)], Duration::ZERO), None);
+    }
+
+    #[test]
+    fn a_pkey_keeps_its_place_when_others_come_and_go_and_a_place_that_was_left_is_given_away_last() {
+        let [red, green, blue] = [0x8011, 0x8005, 0x8012].map(PKey);
+        let (mut left, none) = (BTreeSet::new(), PKey(0));
+        let begun = [PKey::DEFAULT, none, none, none];
+        let table = place_pkeys(&begun, &[PKey::DEFAULT, red, blue], &mut left);
+        assert_eq!(table, [PKey::DEFAULT, red, blue, none]);
+        // A lower P_Key comes: nobody moves.
+        let more = place_pkeys(&table, &[PKey::DEFAULT, green, red, blue], &mut left);
+        assert_eq!(more, [PKey::DEFAULT, red, blue, green]);
+        // One goes: its QPs are in no partition, not in the next one's.
+        let fewer = place_pkeys(&table, &[PKey::DEFAULT, blue], &mut left);
+        assert_eq!(fewer, [PKey::DEFAULT, none, blue, none]);
+        // Who comes then is not where they are, as long as there is another place.
+        let other = place_pkeys(&fewer, &[PKey::DEFAULT, green, blue], &mut left);
+        assert_eq!(other, [PKey::DEFAULT, none, blue, green]);
+        let full = place_pkeys(&other, &[PKey::DEFAULT, green, red, blue], &mut left);
+        assert_eq!(full, [PKey::DEFAULT, red, blue, green]);
+        assert!(left.is_empty());
+        // What somebody else put in the first place does not stay there.
+        assert_eq!(place_pkeys(&[red, none], &[PKey::DEFAULT], &mut left), [PKey::DEFAULT, none]);
     }
 
     #[test]
