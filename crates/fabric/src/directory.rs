@@ -209,6 +209,13 @@ pub trait Directory: Send + Sync + Debug {
     /// May a connection of `tenant` be made to `service`, and in which partition? From the last known policy; an error says who forbids it. Both ends ask.
     fn may_connect(&self, tenant: &str, service: &str) -> Result<PKey, FabricError>;
 
+    /// May a process of `tenant` offer `service`, and take connections to it in? From the last known policy; an error says whose it is. Default: yes. Asked for each connection, too, since rules
+    /// come and change while services are offered.
+    fn may_serve(&self, tenant: &str, service: &str) -> Result<(), FabricError> {
+        let _ = (tenant, service);
+        Ok(())
+    }
+
     /// Takes the next order, if there is one, with the name by which it is answered: two orders may say the same.
     fn next_order(&self) -> Option<(OrderId, Order)>;
 

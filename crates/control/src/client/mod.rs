@@ -47,11 +47,18 @@ impl Default for Settings {
 
 /// By the tenants' rules. Where nobody has given any, everybody may; rules that this version cannot read let nobody in.
 fn by_tenants(policy: &Policy, tenant: &str, service: &str) -> Result<PKey, FabricError> {
-    let Some(rules) = policy.get(crate::keys::TENANT_RULES) else { return Ok(PKey::DEFAULT) };
-    let refused = |why: String| FabricError::new(Fault::NoAuthority, why);
-    let rules: Tenants = serde_json::from_value(rules.clone())
-        .map_err(|error| refused(format!("the tenants' rules cannot be read: {error}; use the version of control")))?;
+    let Some(rules) = rules(policy)? else { return Ok(PKey::DEFAULT) };
     rules.may_connect(tenant, service).map(|grant| grant.pkey).map_err(|denied| refused(denied.to_string()))
+}
+
+/// The tenants' rules of a policy, if it has any.
+fn rules(policy: &Policy) -> Result<Option<Tenants>, FabricError> {
+    let rules = policy.get(crate::keys::TENANT_RULES).cloned().map(serde_json::from_value).transpose();
+    rules.map_err(|error| refused(format!("the tenants' rules cannot be read: {error}; use the version of control")))
+}
+
+fn refused(why: String) -> FabricError {
+    FabricError::new(Fault::NoAuthority, why)
 }
 
 /// The quotas of a policy. One that this version cannot read has none: it lets nobody connect, so there is little to have.
@@ -226,6 +233,13 @@ impl Directory for AgentDirectory {
         }
     }
 
+    fn may_serve(&self, tenant: &str, service: &str) -> Result<(), FabricError> {
+        let Some(rules) = self.shared.state().memory.policy.as_ref().map(rules).transpose()?.flatten() else {
+            return Ok(());
+        };
+        rules.may_serve(tenant, service).map_err(|denied| refused(denied.to_string()))
+    }
+
     fn next_order(&self) -> Option<(OrderId, Order)> {
         let mut state = self.shared.state();
         let (name, order) = state.orders.pop_front()?;
@@ -300,6 +314,22 @@ mod tests {
     use super::*;
     use crate::local::ToProcess;
     use scalefabric_fabric::directory::FencingToken;
+
+    #[test]
+    fn nobody_serves_what_belongs_to_another_tenant() {
+        let rules = serde_json::json!({ "tenant": [
+            { "name": "red", "pkey": "0x8011", "services": ["kv"] }, { "name": "blue", "pkey": "0x8012" }] });
+        let policy = Policy::from([(crate::keys::TENANT_RULES.to_owned(), rules)]);
+        let knowing = |policy| AgentDirectory::by_hand(Memory { policy, ..Memory::default() }, by_tenants);
+        let directory = knowing(Some(policy));
+        assert!(directory.may_serve("red", "kv").is_ok());
+        for stranger in ["blue", ""] {
+            let refused = directory.may_serve(stranger, "kv").expect_err("it is red's");
+            assert!(refused.fault == Fault::NoAuthority && refused.message.contains("`red`"), "{refused}");
+        }
+        assert!(directory.may_serve("", "other").is_ok());
+        assert!(knowing(None).may_serve("", "kv").is_ok());
+    }
 
     #[test]
     fn two_orders_that_say_the_same_are_answered_each_by_its_own_name() {

@@ -136,6 +136,15 @@ pub enum Denied {
         /// For what.
         service: String,
     },
+    /// The service is another tenant's.
+    NotOwner {
+        /// Who wants to offer it.
+        tenant: String,
+        /// What.
+        service: String,
+        /// Whose it is.
+        owner: String,
+    },
     /// The tenant may not run on this node.
     WrongNode {
         /// Who.
@@ -156,6 +165,10 @@ impl fmt::Display for Denied {
             Self::UnknownService { tenant, service } => write!(
                 f,
                 "no tenant offers `{service}`: correct the name, or ask the operator to add it to the services of `{tenant}` or another tenant"
+            ),
+            Self::NotOwner { tenant, service, owner } => write!(
+                f,
+                "`{tenant}` may not offer `{service}`, which belongs to `{owner}`: choose another name, or ask the operator to give the service to `{tenant}`"
             ),
             Self::WrongNode { tenant, node } => {
                 write!(f, "`{tenant}` may not run on node `{node}`: ask the operator to add the node to its `nodes`")
@@ -263,6 +276,16 @@ impl Tenants {
         match self.allow.iter().find(lets) {
             Some(allow) => Ok(Grant { pkey: allow.pkey.pkey() }),
             None => Err(not_allowed(tenant, service, &owner.name)),
+        }
+    }
+
+    /// May a process of `tenant` (empty: of none) offer `service`? What belongs to nobody anybody may: nobody who belongs to a tenant can connect to it.
+    pub fn may_serve(&self, tenant: &str, service: &str) -> Result<(), Denied> {
+        match self.owner(service) {
+            Some(owner) if owner.name != tenant => {
+                Err(Denied::NotOwner { tenant: tenant.into(), service: service.into(), owner: owner.name.clone() })
+            }
+            _ => Ok(()),
         }
     }
 

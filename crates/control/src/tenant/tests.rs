@@ -47,6 +47,20 @@ fn each_reaches_its_own_and_what_it_is_let_into_and_nothing_else() {
 }
 
 #[test]
+fn a_service_is_offered_by_its_owner_and_what_is_nobodys_by_anybody() {
+    let policy = policy();
+    assert_eq!(policy.may_serve("red", "kv"), Ok(()));
+    assert_eq!(policy.may_serve("blue", "db-blue"), Ok(()));
+    assert_eq!(policy.may_serve("", "nobody"), Ok(()));
+    assert_eq!(policy.may_serve("red", "nobody"), Ok(()));
+    for (tenant, service) in [("blue", "kv"), ("red", "db-blue"), ("", "kv"), ("green", "cache")] {
+        let text = policy.may_serve(tenant, service).unwrap_err().to_string();
+        assert!(text.contains(&format!("may not offer `{service}`, which belongs to `")), "{text}");
+    }
+    assert_eq!(Tenants::default().may_serve("", "kv"), Ok(()));
+}
+
+#[test]
 fn without_tenants_everybody_may() {
     assert_eq!(Tenants::default().may_connect("", "kv"), Ok(Grant { pkey: PKey::DEFAULT }));
     assert!(Tenants::default().may_connect("red", "kv").is_err());

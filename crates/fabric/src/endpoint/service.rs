@@ -444,8 +444,10 @@ impl Shared {
             let error = FabricError::misuse(format!("nobody here offers the service `{service}`; offered: {known}"));
             return Err((channel, error));
         };
-        // Who connects says whose it is. That it may is judged here as well; that it is, the partition proves.
-        let link = self.directory.may_connect(tenant, service).and_then(|pkey| self.link(id, service, tenant, pkey));
+        // Who connects says whose it is. That it may is judged here as well; that it is, the partition proves. Nobody takes in what is meant for a service of another tenant.
+        let pkey = self.directory.may_serve(&self.config.tenant, service);
+        let pkey = pkey.and_then(|()| self.directory.may_connect(tenant, service));
+        let link = pkey.and_then(|pkey| self.link(id, service, tenant, pkey));
         let (link, told) = match link {
             Ok(both) => both,
             Err(error) => return Err((channel, error)),
@@ -469,6 +471,7 @@ impl Shared {
         if addresses.is_empty() {
             return Err(FabricError::misuse("the fabric listens nowhere: give its builder `listen_at`"));
         }
+        self.directory.may_serve(&self.config.tenant, service)?;
         let mut services = lock(&self.services);
         if services.contains_key(service) {
             return Err(FabricError::misuse(format!("the service `{service}` is offered by this fabric already")));

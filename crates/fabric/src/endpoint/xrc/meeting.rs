@@ -233,6 +233,7 @@ impl Drop for Target {
 impl Inner {
     /// What is told to whom comes for a tenant, and the partition that it is in; refused by policy.
     fn welcome(&self, tenant: &str) -> Result<(Welcome, PKey), FabricError> {
+        self.shared.directory.may_serve(&self.shared.config.tenant, &self.service)?;
         let pkey = self.shared.directory.may_connect(tenant, &self.service)?;
         let welcome = Welcome {
             version: VERSION,
