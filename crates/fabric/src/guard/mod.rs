@@ -65,6 +65,8 @@ impl Ledger {
             return known;
         }
         let ledger = Arc::new(Self { tenant: tenant.to_owned(), directory, held: Mutex::default() });
+        // Who has said that he works for a tenant, even with nothing yet, hears what it has elsewhere.
+        ledger.tell(&ledger.held());
         ledgers.push(Arc::downgrade(&ledger));
         ledger
     }

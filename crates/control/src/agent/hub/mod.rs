@@ -419,11 +419,20 @@ impl Process {
 
 impl Inner {
     fn hear(&mut self, node: &str, key: ProcessKey, message: FromProcess, now: Duration) -> bool {
+        let mut held = BTreeMap::new();
+        if matches!(message, FromProcess::Hello { .. }) {
+            held.clone_from(&self.elsewhere);
+            sum(&mut held, self.processes.values().flat_map(|process| &process.holdings));
+        }
         let Some(process) = self.processes.get_mut(&key) else { return false };
         match message {
             FromProcess::Hello { pid, .. } => {
                 process.pid = pid;
                 process.tell(&Arc::new(ToProcess::Welcome { protocol: PROTOCOL, node: node.to_owned() }));
+                // Before the rules: who has heard of a quota has heard what of it is used up. From its first object on it is told of changes.
+                if !held.is_empty() {
+                    process.tell(&Arc::new(ToProcess::Elsewhere { tenants: held }));
+                }
                 if let Some(tenants) = self.memory.policy.clone() {
                     process.tell(&Arc::new(ToProcess::Policy { tenants }));
                 }
