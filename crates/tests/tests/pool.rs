@@ -171,6 +171,17 @@ fn the_limit_is_an_error_and_freed_memory_serves_every_size() {
 }
 
 #[test]
+fn where_an_arena_is_refused_the_pool_grows_by_what_is_asked_for() {
+    // More than any address space has, as a quota may be less than an arena.
+    let config = PoolConfig { arena_bytes: 1 << 50, limit_bytes: 1 << 51, ..small() };
+    let Some((_, pool)) = pool(config) else { return };
+    let first = pool.alloc(3 * MIB).unwrap();
+    let second = pool.alloc(3 * MIB).unwrap();
+    assert_eq!((first.len(), second.len()), (3 * MIB, 3 * MIB));
+    assert!(pool.alloc(1 << 50).is_err());
+}
+
+#[test]
 fn better_pages_are_refused_with_a_reason_or_taken() {
     let Some((_, pool)) = pool(small()) else { return };
     let report = pool.report();

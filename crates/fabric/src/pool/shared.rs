@@ -171,7 +171,12 @@ impl Shared {
         let left = self.config.limit_bytes.saturating_sub(room.registered_bytes);
         // A smaller last arena is better than none.
         let next = self.config.arena_bytes.min(left).max(bytes);
-        self.grow_in(room, next)?;
+        if let Err(refused) = self.grow_in(room, next) {
+            // A quota may leave less, and so may what is locked: what is asked for may still be had.
+            if next <= bytes || self.grow_in(room, bytes).is_err() {
+                return Err(refused);
+            }
+        }
         room.take(bytes).ok_or_else(|| no_memory("the new arena is already full".into()))
     }
 
