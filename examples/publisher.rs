@@ -96,10 +96,8 @@ fn compute(address: &str) -> Result<(), Box<dyn Error>> {
             std::thread::sleep(pause);
             paused += pause;
         }
-        let outcome = connection.execute(Operation::read(
-            &Piece::new(local.clone(), 0, BLOCK),
-            Remote::Offered { id: DATA, offset: 0 },
-        ))?;
+        let outcome = connection
+            .execute(Operation::read(&Piece::new(local.clone(), 0, BLOCK), Remote::Offered { id: DATA, offset: 0 }))?;
         if !outcome.is_done() {
             return Err(format!("a READ failed: {outcome:?}").into());
         }

@@ -108,6 +108,14 @@ fn describe(context: &dyn Context) -> Result<Value, Failure> {
         if let (Some(sockets), Value::Object(fields)) = (software::sockets(context, port_num), &mut fields) {
             fields.insert("sockets".to_owned(), sockets.into());
         }
+        if let Value::Object(fields) = &mut fields {
+            for index in 1..port.pkey_tbl_len {
+                let pkey = context.query_pkey(port_num, index).during(|| format!("read P_Key {index} of {name}"))?;
+                if pkey.0 != 0 {
+                    fields.insert(format!("PKey[{index:>3}]"), json!(format!("{:#06x}", pkey.0)));
+                }
+            }
+        }
         ports.push(fields);
     }
     let mut fields = device_fields(&attr);
