@@ -452,7 +452,8 @@ mod tests {
         }
 
         fn caller_turns(&self) -> u64 {
-            self.caller_turns.fetch_add(self.turns_per_look.load(Ordering::SeqCst), Ordering::SeqCst)
+            let more = self.turns_per_look.load(Ordering::SeqCst);
+            self.caller_turns.fetch_add(more, Ordering::SeqCst) + more
         }
     }
 
