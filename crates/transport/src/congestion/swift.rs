@@ -49,10 +49,10 @@ parameters! {
             "The window never falls below, packets.",
             "1: more senders than the link's round trip has packets queue for ever. Small: a stopped sender needs long to come back.",
             "Google's simulator 0.01.";
-        max_cwnd: f64, 1 ..= 100_000,
-            "The window never rises above, packets.",
+        max_cwnd: f64, 0 ..= 100_000,
+            "The window never rises above, packets. 0: 256, or one and a half times the bandwidth-delay product if that is more.",
             "Below the bandwidth-delay product: the link idles.",
-            "Google's simulator 256.";
+            "Google's simulator 256, which 800 Gb/s with packets of 1000 bytes would leave at a fifth of the line.";
         initial_cwnd: f64, 0 ..= 100_000,
             "The window at the start, packets. 0: the bandwidth-delay product.",
             "Large: the first burst of each sender is that long.",
@@ -77,7 +77,7 @@ impl Parameters {
             beta: 0.8,
             max_mdf: 0.5,
             min_cwnd: 0.01,
-            max_cwnd: 256.0,
+            max_cwnd: 0.0,
             initial_cwnd: 0.0,
             retransmit_limit: 3,
         }
@@ -91,6 +91,14 @@ impl Parameters {
         own.saturating_add(u64::from(route.hops) * self.per_hop_ns * 1_000)
     }
 
+    /// The upper bound of the window on this route, packets.
+    fn max_cwnd(&self, route: &Route) -> f64 {
+        match self.max_cwnd {
+            0.0 => 256f64.max(1.5 * route.bdp_bytes() as f64 / f64::from(route.packet_bytes.max(1))),
+            packets => packets,
+        }
+    }
+
     /// Whether they make sense together, and on this route.
     pub fn check(&self, route: &Route) -> Result<(), Invalid> {
         self.check_bounds()?;
@@ -100,6 +108,9 @@ impl Parameters {
                 self.fs_min_cwnd,
                 self.fs_max_cwnd
             )));
+        }
+        if self.max_cwnd > 0.0 && self.max_cwnd < 1.0 {
+            return Err(Invalid(alloc::format!("max_cwnd is {}: it must be at least 1, or 0 for the route's own", self.max_cwnd)));
         }
         let target = self.base_target_ps(route);
         if target <= route.base_rtt_ps {
@@ -128,6 +139,8 @@ pub struct Swift {
     fs_alpha: f64,
     fs_beta: f64,
     cwnd: f64,
+    /// The window never rises above, packets.
+    max_cwnd: f64,
     /// The newest RTT, ps.
     rtt_ps: u64,
     last_decrease: Option<Moment>,
@@ -145,6 +158,7 @@ impl Swift {
             0.0 => route.bdp_bytes() as f64 / packet_bytes,
             packets => packets,
         };
+        let max_cwnd = parameters.max_cwnd(route);
         Self {
             line_rate_bps: route.line_rate_bps.max(1),
             packet_bytes,
@@ -152,7 +166,8 @@ impl Swift {
             target_ps: parameters.base_target_ps(route) as f64,
             fs_alpha,
             fs_beta: -fs_alpha * high,
-            cwnd: initial.clamp(parameters.min_cwnd, parameters.max_cwnd),
+            cwnd: initial.clamp(parameters.min_cwnd, max_cwnd),
+            max_cwnd,
             rtt_ps: route.base_rtt_ps.max(1),
             last_decrease: None,
             timeouts: 0,
@@ -181,7 +196,7 @@ impl Swift {
     }
 
     fn set(&mut self, cwnd: f64) {
-        self.cwnd = cwnd.clamp(self.parameters.min_cwnd, self.parameters.max_cwnd);
+        self.cwnd = cwnd.clamp(self.parameters.min_cwnd, self.max_cwnd);
     }
 
     fn acknowledged(&mut self, now: Moment, bytes: u32, rtt: Option<u64>) {

@@ -73,6 +73,7 @@ fn what_contradicts_itself_or_the_route_is_refused() {
     assert!(wrong("dcqcn", &[("rpg_min_rate_bps", 2e11)], &STAR).contains("rpg_min_rate_bps"));
     assert!(wrong("dcqcn", &[("rpg_max_rate_bps", 1e9), ("rpg_min_rate_bps", 2e9)], &STAR).contains("1000000000"));
     assert!(wrong("swift", &[("fs_min_cwnd", 100.0), ("fs_max_cwnd", 50.0)], &STAR).contains("fs_max_cwnd"));
+    assert!(wrong("swift", &[("max_cwnd", 0.5)], &STAR).contains("max_cwnd is 0.5"));
     assert!(wrong("hpcc", &[], &Route { base_rtt_ps: 0, ..STAR }).contains("base RTT"));
     assert!(wrong("timely", &[], &Route { base_rtt_ps: 1_000_000_000, ..STAR }).contains("beyond_base_rtt"));
     let none = Profile::named("dcqcn", 0).unwrap().check(&Route { line_rate_bps: 0, ..STAR }).unwrap_err().to_string();

@@ -16,6 +16,15 @@ fn it_begins_with_the_bandwidth_delay_product() {
 }
 
 #[test]
+fn fast_lines_are_filled_where_256_packets_would_not() {
+    let fast = Route { line_rate_bps: 800 * G, base_rtt_ps: 12_240_000, packet_bytes: 1000, hops: 5 };
+    let whole = Swift::new(Parameters::google(), &fast, 0);
+    assert_eq!((whole.cwnd(), whole.rate_bps()), (1224.0, 800 * G));
+    let bounded = Swift::new(Parameters { max_cwnd: 256.0, ..Parameters::google() }, &fast, 0);
+    assert_eq!(bounded.cwnd(), 256.0, "who wants Google's number gets it");
+}
+
+#[test]
 fn the_target_is_base_hops_and_flow_scaling() {
     // 25 us and one hop; nothing more for large windows.
     assert!((with_window(256.0).target_ps() / 26e6 - 1.0).abs() < 1e-4);
