@@ -262,15 +262,41 @@ fn a_kill_leaves_nothing_behind_either() {
 #[test]
 fn a_process_that_dies_is_named_with_its_last_lines() {
     let _turn = turn();
-    for who in ["the workload of n2", "the agent of n3", "control"] {
-        let mut up = small(&[]);
-        kill(up.pid(who), "-KILL");
-        let (status, complaint) = up.finish();
-        assert_eq!(status.code(), Some(1), "{who}: {complaint}");
-        // Whoever needed it may have noticed first, and then says so.
-        assert!(complaint.contains(who), "{who}: {complaint}");
-        up.assert_nothing_is_left();
+    let who = "the workload of n2";
+    let mut up = small(&[]);
+    kill(up.pid(who), "-KILL");
+    let (status, complaint) = up.finish();
+    assert_eq!(status.code(), Some(1), "{complaint}");
+    assert!(complaint.contains(who), "{complaint}");
+    up.assert_nothing_is_left();
+}
+
+#[test]
+fn control_and_agents_that_are_killed_are_started_again_and_no_operation_fails() {
+    let _turn = turn();
+    let mut up = Up::start(&[&["--for", "600", "--until-relieved", "--nodes", "3"], &SLOW[..]].concat());
+    up.next("ports");
+    // Not so early that they look as if they could not run.
+    std::thread::sleep(Duration::from_secs(6));
+    for who in ["control", "the agent of n2"] {
+        let before = up.pid(who);
+        kill(before, "-KILL");
+        let restarted = up.next("restarted");
+        assert_eq!(restarted["who"], who, "{restarted}");
+        assert!(restarted["why"].as_str().is_some_and(|why| why.contains("signal: 9")), "{restarted}");
+        let again = up.next("process");
+        assert!(again["who"] == who && again["pid"].as_u64() != Some(before), "{again}");
     }
+    let (status, complaint) = up.finish();
+    let end = up.all("end")[0].clone();
+    assert_eq!((status.code(), complaint.as_str()), (Some(0), ""), "{end}");
+    assert_eq!(
+        (&end["good"], &end["relieved"]),
+        (&true.into(), &true.into()),
+        "the new control relieves the port: {end}"
+    );
+    assert!(up.all("wrong").is_empty());
+    up.assert_nothing_is_left();
 }
 
 #[test]

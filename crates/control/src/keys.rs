@@ -5,7 +5,7 @@
 //! |---|---|---|---|
 //! | `nodes/<node>` | [`crate::directory::NodeRecord`] | lease of the agent | the replica that the agent joined |
 //! | `connections/<node>/<process>/<origin>/<serial>` | [`scalefabric_fabric::directory::ConnectionRecord`] | lease of the agent | the same |
-//! | `services/<service>/<node>` | [`scalefabric_fabric::directory::ServiceAddress`] | lease of the agent | the same |
+//! | `services/<service>/<node>/<exchange>` | [`scalefabric_fabric::directory::ServiceAddress`] | lease of the agent | the same |
 //! | `holdings/<node>` | what tenants have on a node: [`scalefabric_fabric::directory::Holdings`] by tenant | lease of the agent | the same |
 //! | `loads/<replica>` | [`crate::load::Loads`] of the agents of a replica | lease of the replica | each replica, twice a second |
 //! | `replicas/<replica>` | [`crate::service::ReplicaRecord`] | lease of the replica | each replica |
@@ -19,7 +19,7 @@
 //! | `keys/…` | schedule of key rotation, when it was followed, the last rotations; never a key | for ever | [`crate::rotation`] |
 //! | `~…` | what a store needs for itself | | the store |
 
-use scalefabric_fabric::directory::ConnectionId;
+use scalefabric_fabric::directory::{ConnectionId, ServiceAddress};
 use std::borrow::Cow;
 
 /// Nodes.
@@ -99,9 +99,9 @@ pub fn connection(node: &str, process: &str, id: &ConnectionId) -> String {
     format!("{CONNECTIONS}{}/{}/{}/{}", part(node), part(process), part(&id.origin), id.serial)
 }
 
-/// Of a service at a node.
-pub fn service(service: &str, node: &str) -> String {
-    format!("{SERVICES}{}/{}", part(service), part(node))
+/// Of an address of a service.
+pub fn service(address: &ServiceAddress) -> String {
+    format!("{SERVICES}{}/{}/{}", part(&address.service), part(&address.node), part(&address.exchange))
 }
 
 /// Of what tenants have on a node.

@@ -47,6 +47,13 @@ pub enum FromProcess {
         /// How.
         address: ServiceAddress,
     },
+    /// A service can no longer be reached here.
+    Withdraw {
+        /// Its name.
+        service: String,
+        /// The exchange of its offer.
+        exchange: String,
+    },
     /// Addresses of this service are wanted from now on.
     Want {
         /// Its name.

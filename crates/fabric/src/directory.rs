@@ -194,6 +194,9 @@ pub struct ServiceAddress {
     pub paths: Vec<Path>,
 }
 
+/// Who wants to see what a tenant may have when that could have changed; false: no more.
+pub type Look = Box<dyn Fn(&Allowance) -> bool + Send + Sync>;
+
 /// A control plane as an application's process sees it: usually the agent of its node. Calls return at once and never wait for the network;
 /// what they tell is sent when it can be.
 pub trait Directory: Send + Sync + Debug {
@@ -203,8 +206,19 @@ pub trait Directory: Send + Sync + Debug {
     /// Tells that a service can be reached here.
     fn offer(&self, address: ServiceAddress);
 
+    /// Tells that a service can no longer be reached at an exchange that was offered. Default: nothing is told, and the offer is good for as long as the process lives.
+    fn withdraw(&self, service: &str, exchange: &str) {
+        let _ = (service, exchange);
+    }
+
     /// Where a service can be reached, from what is known now, remembered addresses included; empty if nothing is known.
     fn resolve(&self, service: &str) -> Vec<ServiceAddress>;
+
+    /// Whether an answer to what [`Directory::resolve`] asked is still to come: who connects waits a moment for it when nothing is known. Default: no.
+    fn may_learn(&self, service: &str) -> bool {
+        let _ = service;
+        false
+    }
 
     /// May a connection of `tenant` be made to `service`, and in which partition? From the last known policy; an error says who forbids it. Both ends ask.
     fn may_connect(&self, tenant: &str, service: &str) -> Result<PKey, FabricError>;
@@ -231,6 +245,12 @@ pub trait Directory: Send + Sync + Debug {
     fn allowance(&self, tenant: &str) -> Allowance {
         let _ = tenant;
         Allowance::default()
+    }
+
+    /// Calls `look` with what a tenant may have whenever that could have changed, from a thread of the directory, until it returns false. Default: never; what a tenant may have is asked
+    /// when it wants more.
+    fn watch_allowance(&self, tenant: &str, look: Look) {
+        let _ = (tenant, look);
     }
 
     /// Tells what a tenant has in this process.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,15 +40,16 @@ fn lock(lines: &Lines) -> MutexGuard<'_, VecDeque<String>> {
 }
 
 /// What is to be started.
-pub struct Start<'a> {
+#[derive(Clone, Debug)]
+pub struct Start {
     /// For people: `the agent of n1`.
     pub who: String,
     /// The network namespace.
-    pub namespace: Option<&'a str>,
+    pub namespace: Option<String>,
     /// What the NIC of the process is told by.
-    pub nic: Option<&'a Path>,
+    pub nic: Option<PathBuf>,
     /// The program; `None`: this one.
-    pub program: Option<&'a str>,
+    pub program: Option<String>,
     /// Its arguments.
     pub arguments: Vec<OsString>,
 }
@@ -56,8 +57,7 @@ pub struct Start<'a> {
 /// A process.
 #[derive(Debug)]
 pub struct Running {
-    /// For people.
-    pub who: String,
+    start: Start,
     child: Child,
     input: Option<ChildStdin>,
     last: Lines,
@@ -66,6 +66,11 @@ pub struct Running {
 }
 
 impl Running {
+    /// For people.
+    pub fn who(&self) -> &str {
+        &self.start.who
+    }
+
     /// Its number.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -105,15 +110,15 @@ impl Crew {
     }
 
     /// Starts a process; its place among the others.
-    pub fn start(&mut self, start: Start<'_>) -> Result<usize, Failure> {
-        let Start { who, namespace, nic, program, arguments } = start;
+    pub fn start(&mut self, start: Start) -> Result<usize, Failure> {
+        let Start { who, namespace, nic, program, arguments } = &start;
         let own = own_program()?;
         let mut command = Command::new(&own);
         command.args(["up-part", "bound", &std::process::id().to_string()]);
         if let Some(namespace) = namespace {
             command.args(["ip", "netns", "exec", namespace]);
         }
-        command.arg(program.map_or(own.as_os_str(), OsStr::new)).args(arguments);
+        command.arg(program.as_ref().map_or(own.as_os_str(), OsStr::new)).args(arguments);
         FOREIGN.iter().for_each(|name| _ = command.env_remove(name));
         if let Some(nic) = nic {
             command.env("SCALEFABRIC_CONFIG", nic);
@@ -140,14 +145,25 @@ impl Crew {
             });
         }
         let pid = child.id();
-        self.running.push(Running { who, child, input, last, replaced: false });
+        self.running.push(Running { start, child, input, last, replaced: false });
         self.keep(Charge::Process(pid))?;
         Ok(place)
     }
 
     /// Of a process.
     pub fn who(&self, place: usize) -> &str {
-        &self.running[place].who
+        self.running[place].who()
+    }
+
+    /// Starts what has ended as it was started before; its new place.
+    pub fn start_again(&mut self, place: usize) -> Result<usize, Failure> {
+        self.replace(place);
+        self.start(self.running[place].start.clone())
+    }
+
+    /// The number of a process.
+    pub fn pid(&self, place: usize) -> u32 {
+        self.running[place].pid()
     }
 
     /// All that are meant to run.
@@ -195,7 +211,7 @@ impl Crew {
         } else {
             format!("; its last lines:{}", lines.concat())
         };
-        Failure::failed(format!("{} {how}{words}", one.who))
+        Failure::failed(format!("{} {how}{words}", one.start.who))
     }
 }
 

@@ -73,7 +73,7 @@ fn attempt_at(crew: &mut Crew, data: &Path) -> Result<(SocketAddr, usize), Failu
         who: "etcd".into(),
         namespace: None,
         nic: None,
-        program: Some("etcd"),
+        program: Some("etcd".into()),
         arguments: arguments.concat().into_iter().map(Into::into).collect(),
     })?;
     Ok((client, place))

@@ -32,6 +32,15 @@ const STEADY: Duration = Duration::from_secs(4);
 /// How often agents tell loads, ms: so long that a large WRITE more or less does not matter.
 const LOAD_INTERVAL_MS: u64 = 250;
 
+/// A servant that has run for less than this was not started well: it is not started once more.
+const SHORT_LIFE: Duration = Duration::from_secs(5);
+
+/// Control's name among the processes.
+const CONTROL: &str = "control";
+
+/// How long control may be away before that is the end.
+const AWAY: Duration = Duration::from_secs(60);
+
 /// Looks in a row at which the hot port must be relieved.
 const COOL_LOOKS: u32 = 2;
 
@@ -43,6 +52,10 @@ pub struct Stage {
     control: SocketAddr,
     /// Nodes' places by their workloads.
     workloads: BTreeMap<usize, usize>,
+    /// Control and agents, and when they were started: without them traffic flows, and they are started again.
+    servants: BTreeMap<usize, Instant>,
+    /// How often control was started again.
+    controls: u64,
     said: BTreeMap<usize, Told>,
     _switches: Option<Forwarder>,
 }
@@ -74,7 +87,8 @@ impl Stage {
         screen: &mut Screen,
     ) -> Result<Self, Failure> {
         let switches = if options.netns { Some(netns::build(&plan, &mut crew)?) } else { None };
-        let (agents, control) = start_control(options, &plan, &mut crew, &hear)?;
+        let (servant, agents, control) = start_control(options, &plan, &mut crew, &hear)?;
+        let mut servants = BTreeMap::from([(servant, Instant::now())]);
         let socket = plan.folder.join("control.sock");
         if options.netns {
             relay::from_socket(&socket, agents)?;
@@ -87,7 +101,8 @@ impl Stage {
             let name = plan.namespace(place);
             let namespace = options.netns.then_some(name.as_str());
             let mut start = |who: String, arguments: Vec<OsString>| {
-                crew.start(Start { who, namespace, nic: Some(&nic), program: None, arguments })
+                let (namespace, nic) = (namespace.map(str::to_owned), Some(nic.clone()));
+                crew.start(Start { who, namespace, nic, program: None, arguments })
             };
             if options.netns {
                 let arguments = words(&["up-part", "relay", &agents.to_string()], [&*socket]);
@@ -96,17 +111,17 @@ impl Stage {
             let mut arguments = words(&["agent", "--json", "--node", &node, "--control"], []);
             arguments.extend(words(&[&format!("http://{agents}"), "--socket"], [&*plan.socket(place)]));
             arguments.extend(words(&["--port-rate", &plan.port_rate_mbps.to_string()], []));
-            start(format!("the agent of {node}"), arguments)?;
+            servants.insert(start(format!("the agent of {node}"), arguments)?, Instant::now());
             let mut arguments = words(&["up-part", "work"], [&*plan.file()]);
             arguments.push(place.to_string().into());
             let workload = start(format!("the workload of {node}"), arguments)?;
             workloads.insert(workload, place);
         }
         for one in crew.running() {
-            screen.event("", &json!({ "event": "process", "who": one.who, "pid": one.pid() }));
+            screen.event("", &json!({ "event": "process", "who": one.who(), "pid": one.pid() }));
         }
         let said = workloads.keys().map(|place| (*place, Told::default())).collect();
-        let mut stage = Self { plan, crew, hear, control, workloads, said, _switches: switches };
+        let mut stage = Self { plan, crew, hear, control, workloads, servants, controls: 0, said, _switches: switches };
         stage.come_up(screen)?;
         stage.tell_addresses(options, screen, agents);
         Ok(stage)
@@ -178,8 +193,8 @@ impl Stage {
         let begun = Instant::now();
         let until = options.seconds.map(Duration::from_secs);
         let steady = until.map_or(STEADY, |until| STEADY.min(until / 4));
-        let pids: Vec<u32> = self.crew.running().map(super::crew::Running::pid).collect();
-        let mut usage = Usage::new(&pids);
+        let mut usage = Usage::new(&self.pids());
+        let (mut seen, mut controls) = (Instant::now(), 0);
         let mut view = View::default();
         let mut heated: Option<Instant> = None;
         let mut heat = Heat::None;
@@ -194,20 +209,26 @@ impl Stage {
                 heat = Heat::Hot;
                 self.make_hot(screen);
             }
-            if let Err(failure) = view.look(&self.plan, self.control) {
-                // Is it that control has ended? Then that is what is to be told.
-                self.hear(LOOK, screen)?;
-                return Err(failure);
+            // While it is away traffic flows, and what was seen last stays on the screen.
+            if self.controls > controls {
+                controls = self.controls;
+                view.begin_anew();
+            }
+            let looked = view.look(&self.plan, self.control);
+            match looked {
+                Ok(()) => seen = Instant::now(),
+                Err(failure) if seen.elapsed() > AWAY => return Err(failure),
+                Err(_) => {}
             }
             if let (Some(since), Heat::Hot) = (heated, heat) {
-                cool = if view.is_relieved() { cool + 1 } else { 0 };
+                cool = if looked.is_ok() && view.is_relieved() { cool + 1 } else { 0 };
                 if cool == COOL_LOOKS {
                     heat = Heat::Relieved(since.elapsed());
                     let event = json!({ "event": "relieved", "after_s": since.elapsed().as_secs_f64() });
                     screen.event("Control has relieved the hot port.", &event);
                 }
             }
-            screen.show(&self.plan, &view, heat, usage.lately(&pids), after);
+            screen.show(&self.plan, &view, heat, usage.lately(&self.pids()), after);
             if options.until_relieved && matches!(heat, Heat::Relieved(_)) {
                 break Over::Time;
             }
@@ -215,7 +236,7 @@ impl Stage {
                 break Over::Interrupted;
             }
         };
-        let cores = usage.mean(&pids);
+        let cores = usage.mean(&self.pids());
         // Who ends it before its traffic had time to begin has not seen that some of it does not flow.
         let had_time = begun.elapsed() >= steady;
         self.end_traffic(screen)?;
@@ -283,6 +304,29 @@ impl Stage {
         Ok(())
     }
 
+    fn pids(&self) -> Vec<u32> {
+        self.crew.running().map(super::crew::Running::pid).collect()
+    }
+
+    /// A process has ended. One that only serves is started again, and people hear of it; any other should not have.
+    fn take_end(&mut self, place: usize, screen: &mut Screen) -> Result<(), Failure> {
+        let obituary = self.crew.obituary(place);
+        match self.servants.remove(&place) {
+            Some(started) if started.elapsed() >= SHORT_LIFE => {
+                let who = self.crew.who(place).to_owned();
+                self.controls += u64::from(who == CONTROL);
+                let again = self.crew.start_again(place)?;
+                self.servants.insert(again, Instant::now());
+                let pid = self.crew.pid(again);
+                let sentence = format!("{obituary}\nTraffic goes on without it. It is started again.");
+                screen.address(&sentence, &json!({ "event": "restarted", "who": who, "why": obituary.to_string() }));
+                screen.event("", &json!({ "event": "process", "who": who, "pid": pid }));
+                Ok(())
+            }
+            _ => Err(obituary),
+        }
+    }
+
     /// Hears what is said until something is, or `patience` has passed. An error if a process has ended that should not; `Some` if the end is wanted.
     fn hear(&mut self, patience: Duration, screen: &mut Screen) -> Result<Option<()>, Failure> {
         let deadline = Instant::now() + patience;
@@ -290,7 +334,7 @@ impl Stage {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.hear.recv_timeout(left) {
                 Ok(Heard::Interrupt) => return Ok(Some(())),
-                Ok(Heard::End(place)) if self.crew.is_missed(place) => return Err(self.crew.obituary(place)),
+                Ok(Heard::End(place)) if self.crew.is_missed(place) => self.take_end(place, screen)?,
                 Ok(Heard::End(_)) => {}
                 Ok(Heard::Line(place, line)) if self.workloads.contains_key(&place) => {
                     self.take(place, &line, screen)?
@@ -328,25 +372,28 @@ fn words<const N: usize>(words: &[&str], paths: [&Path; N]) -> Vec<OsString> {
     words.iter().map(OsString::from).chain(paths.map(OsString::from)).collect()
 }
 
-/// Starts control, and its store if it is a process; where agents and where people find it.
+/// Starts control, and its store if it is a process; its place, where agents and where people find it. Should it be started again, it is at the same addresses.
 fn start_control(
     options: &Options,
     plan: &Plan,
     crew: &mut Crew,
     hear: &Receiver<Heard>,
-) -> Result<(SocketAddr, SocketAddr), Failure> {
+) -> Result<(usize, SocketAddr, SocketAddr), Failure> {
     let store = match options.store {
         Store::Embedded => format!("embedded = {}", json!(plan.folder.join("control.store"))),
         Store::Etcd => format!("etcd = [{}]", json!(etcd::start(crew, &plan.folder)?)),
     };
     let http = options.http.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
-    let text = format!(
-        "name = \"up\"\nlisten = \"127.0.0.1:0\"\nhttp = \"{http}\"\nload_interval_ms = {LOAD_INTERVAL_MS}\n\n[store]\n{store}\n"
-    );
     let file = plan.folder.join("control.toml");
-    std::fs::write(&file, text).during(|| format!("write {}", file.display()))?;
+    let write = |agents: SocketAddr, http: SocketAddr| {
+        let text = format!(
+            "name = \"up\"\nlisten = \"{agents}\"\nhttp = \"{http}\"\nload_interval_ms = {LOAD_INTERVAL_MS}\n\n[store]\n{store}\n"
+        );
+        std::fs::write(&file, text).during(|| format!("write {}", file.display()))
+    };
+    write(SocketAddr::from(([127, 0, 0, 1], 0)), http)?;
     let arguments = words(&["control", "--json", "--config"], [&*file]);
-    let start = Start { who: "control".into(), namespace: None, nic: None, program: None, arguments };
+    let start = Start { who: CONTROL.into(), namespace: None, nic: None, program: None, arguments };
     let control = crew.start(start)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -355,9 +402,11 @@ fn start_control(
                 let said: Value = serde_json::from_str(&line).unwrap_or_default();
                 if said["event"] == "listening" {
                     let address = |key: &str| said[key].as_str().and_then(|text| text.parse().ok());
-                    return address("agents")
+                    let (agents, http) = address("agents")
                         .zip(address("http"))
-                        .ok_or_else(|| Failure::failed(format!("control says `{line}`")));
+                        .ok_or_else(|| Failure::failed(format!("control says `{line}`")))?;
+                    write(agents, http)?;
+                    return Ok((control, agents, http));
                 }
             }
             Ok(Heard::End(place)) if crew.is_missed(place) => return Err(crew.obituary(place)),

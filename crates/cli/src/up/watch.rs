@@ -59,6 +59,8 @@ pub struct View {
     pub ports: BTreeMap<(usize, u8), Port>,
     /// Moves by number.
     pub moves: BTreeMap<u64, Moved>,
+    /// How many of them are of controls before the present one, which counts from 1 again.
+    before: u64,
     /// Nodes whose agents have joined, with all their ports active.
     pub nodes: BTreeSet<String>,
     /// Connections that are up, counted at the node that made them.
@@ -68,6 +70,11 @@ pub struct View {
 }
 
 impl View {
+    /// Control was started again.
+    pub fn begin_anew(&mut self) {
+        self.before = self.moves.keys().next_back().copied().unwrap_or(0);
+    }
+
     /// Looks again.
     pub fn look(&mut self, plan: &Plan, control: SocketAddr) -> Result<(), Failure> {
         self.take_nodes(plan, &http::json(control, "/v1/nodes")?);
@@ -115,7 +122,7 @@ impl View {
 
     fn take_decisions(&mut self, plan: &Plan, answer: &Value) {
         for one in answer["decisions"].as_array().into_iter().flatten() {
-            let Some(serial) = one["serial"].as_u64() else { continue };
+            let Some(serial) = one["serial"].as_u64().map(|serial| self.before + serial) else { continue };
             let connection = name(&one["connection"]);
             let port = |path: &str| one[path]["port_num"].as_u64().unwrap_or(0);
             let moved = Moved {

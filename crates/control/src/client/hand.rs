@@ -9,7 +9,8 @@ impl AgentDirectory {
     /// One that remembers, and has no agent yet.
     pub(crate) fn by_hand(memory: Memory, judge: Judge) -> Self {
         let state = State { memory, ..State::default() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() }), judge, thread: None }
+        let shared = Shared { state: Mutex::new(state), wake: Condvar::new(), looks: Mutex::default() };
+        Self { shared: Arc::new(shared), judge, thread: None }
     }
 
     /// The agent is there: everything is told anew.

@@ -74,6 +74,7 @@ pub(super) fn anew(state: &mut State) {
     queue.extend(state.wants.iter().map(|service| FromProcess::Want { service: service.clone() }));
     queue.extend(state.offers.values().map(|address| FromProcess::Offer { address: address.clone() }));
     state.queue = queue;
+    state.answered.clear();
     state.held = state.holdings.keys().cloned().collect();
     state.closed.clear();
     state.carried.clear();
@@ -151,6 +152,7 @@ fn read(shared: &Shared, stream: UnixStream, link: u64) {
         let whole =
             matches!(reader.by_ref().take(limit).read_until(b'\n', &mut text), Ok(1..)) && text.last() == Some(&b'\n');
         let message = whole.then(|| serde_json::from_slice::<ToProcess>(&text).ok()).flatten();
+        let is_policy = matches!(message, Some(ToProcess::Policy { .. }));
         let go_on = shared.change(|state| match message {
             Some(message) if state.link == link && !state.ending => hear(state, message),
             _ => false,
@@ -158,6 +160,9 @@ fn read(shared: &Shared, stream: UnixStream, link: u64) {
         if !go_on {
             shared.change(|state| state.linked = false);
             return;
+        }
+        if is_policy {
+            shared.look();
         }
     }
 }
@@ -169,6 +174,7 @@ pub(super) fn hear(state: &mut State, message: ToProcess) -> bool {
             return protocol == PROTOCOL;
         }
         ToProcess::Services { service, addresses } => {
+            state.answered.insert(service.clone());
             // Nobody offers it now: whoever did is remembered, for it may be the directory that has lost its memory.
             if !addresses.is_empty() || !state.memory.services.contains_key(&service) {
                 state.memory.services.insert(service, addresses);

@@ -12,7 +12,7 @@ use crate::local::{Carried, FromProcess, Policy};
 use crate::memory::Memory;
 use crate::tenant::{Quota, Tenants};
 use scalefabric_fabric::directory::{
-    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Order, OrderId, OrderResult,
+    Allowance, ConnectionId, ConnectionRecord, ConnectionState, Holdings, Limit, Look, Order, OrderId, OrderResult,
     ServiceAddress,
 };
 use scalefabric_fabric::{Directory, FabricError, Fault};
@@ -93,14 +93,19 @@ struct Shared {
     state: Mutex<State>,
     /// There is something to do for the thread.
     wake: Condvar,
+    /// Who looks when the policy has changed. Never locked with the state.
+    looks: Mutex<Vec<(String, Look)>>,
 }
 
 #[derive(Default)]
 struct State {
     /// All connections that are not closed.
     records: HashMap<ConnectionId, ConnectionRecord>,
-    offers: BTreeMap<String, ServiceAddress>,
+    /// By service and exchange.
+    offers: BTreeMap<(String, String), ServiceAddress>,
     wants: BTreeSet<String>,
+    /// Of those: what the present link has answered.
+    answered: BTreeSet<String>,
     memory: Memory,
     /// To be sent; on a new link everything is sent anew instead.
     changed: Vec<ConnectionId>,
@@ -140,6 +145,29 @@ impl Shared {
         self.wake.notify_one();
         changed
     }
+
+    /// The policy has changed.
+    fn look(&self) {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        looks.retain(|(tenant, look)| {
+            let allowance = self.state().allowance(tenant);
+            look(&allowance)
+        });
+    }
+}
+
+impl State {
+    fn allowance(&self, tenant: &str) -> Allowance {
+        let Some(quota) = self.quotas.get(tenant) else { return Allowance::default() };
+        let elsewhere = self.elsewhere.get(tenant).copied().unwrap_or_default();
+        let limit = |most: Option<u64>, elsewhere| most.map(|most| Limit { most, elsewhere });
+        Allowance {
+            qps: limit(quota.qps, elsewhere.qps),
+            mrs: limit(quota.mrs, elsewhere.mrs),
+            memory_bytes: limit(quota.memory_bytes, elsewhere.memory_bytes),
+            rate_bps: quota.rate_bps,
+        }
+    }
 }
 
 impl AgentDirectory {
@@ -148,7 +176,7 @@ impl AgentDirectory {
         let memory = settings.memory.as_deref().map(Memory::load).unwrap_or_default();
         let quotas = quotas(memory.policy.as_ref());
         let state = State { memory, quotas, ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new(), looks: Mutex::default() });
         let (theirs, settings_there) = (Arc::clone(&shared), settings.clone());
         let thread = std::thread::Builder::new()
             .name("sfab-directory".into())
@@ -204,8 +232,24 @@ impl Directory for AgentDirectory {
 
     fn offer(&self, address: ServiceAddress) {
         self.shared.change(|state| {
-            state.offers.insert(address.service.clone(), address.clone());
+            state.offers.insert((address.service.clone(), address.exchange.clone()), address.clone());
             state.queue.push_back(FromProcess::Offer { address });
+        });
+    }
+
+    fn withdraw(&self, service: &str, exchange: &str) {
+        let offered = (service.to_owned(), exchange.to_owned());
+        self.shared.change(|state| {
+            if state.offers.remove(&offered).is_some() {
+                let (service, exchange) = offered;
+                // What is remembered of it is wrong from now on, too: nobody else is at that address.
+                if let Some(known) = state.memory.services.get_mut(&service) {
+                    let node = state.node.as_ref();
+                    let own = |address: &ServiceAddress| node.is_none_or(|node| *node == address.node);
+                    known.retain(|address| address.exchange != exchange || !own(address));
+                }
+                state.queue.push_back(FromProcess::Withdraw { service, exchange });
+            }
         });
     }
 
@@ -218,12 +262,17 @@ impl Directory for AgentDirectory {
         }
         let mut addresses = state.memory.services.get(service).cloned().unwrap_or_default();
         // What is offered by this very process needs no agent.
-        if let Some(own) = state.offers.get(service)
-            && !addresses.iter().any(|address| address.exchange == own.exchange)
-        {
-            addresses.push(own.clone());
+        let own = state.offers.values().filter(|own| own.service == service);
+        for own in own {
+            if !addresses.iter().any(|address| address.exchange == own.exchange) {
+                addresses.push(own.clone());
+            }
         }
         addresses
+    }
+
+    fn may_learn(&self, service: &str) -> bool {
+        !self.shared.state().answered.contains(service)
     }
 
     fn may_connect(&self, tenant: &str, service: &str) -> Result<PKey, FabricError> {
@@ -263,16 +312,11 @@ impl Directory for AgentDirectory {
     }
 
     fn allowance(&self, tenant: &str) -> Allowance {
-        let state = self.shared.state();
-        let Some(quota) = state.quotas.get(tenant) else { return Allowance::default() };
-        let elsewhere = state.elsewhere.get(tenant).copied().unwrap_or_default();
-        let limit = |most: Option<u64>, elsewhere| most.map(|most| Limit { most, elsewhere });
-        Allowance {
-            qps: limit(quota.qps, elsewhere.qps),
-            mrs: limit(quota.mrs, elsewhere.mrs),
-            memory_bytes: limit(quota.memory_bytes, elsewhere.memory_bytes),
-            rate_bps: quota.rate_bps,
-        }
+        self.shared.state().allowance(tenant)
+    }
+
+    fn watch_allowance(&self, tenant: &str, look: Look) {
+        self.shared.looks.lock().unwrap_or_else(PoisonError::into_inner).push((tenant.to_owned(), look));
     }
 
     fn holds(&self, tenant: &str, holdings: Holdings) {

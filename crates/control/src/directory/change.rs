@@ -22,12 +22,14 @@ pub enum Change {
     },
     /// A service can be reached.
     Service(Arc<ServiceAddress>),
-    /// A service can no longer be reached at a node.
+    /// A service can no longer be reached at an address.
     ServiceGone {
         /// Service.
         service: String,
         /// Node.
         node: String,
+        /// Its exchange there.
+        exchange: String,
     },
     /// A node is new or has changed.
     Node(Arc<NodeRecord>),

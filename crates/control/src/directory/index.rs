@@ -28,7 +28,7 @@ struct Inner {
     connections: BTreeMap<Arc<str>, Located>,
     by: Fields,
     nodes: BTreeMap<String, (Arc<NodeRecord>, Revision)>,
-    services: BTreeMap<String, BTreeMap<String, Arc<ServiceAddress>>>,
+    services: BTreeMap<String, BTreeMap<(String, String), Arc<ServiceAddress>>>,
     names: HashMap<String, Arc<str>>,
     malformed: u64,
 }
@@ -209,7 +209,7 @@ impl Inner {
             serde_json::from_slice::<ServiceAddress>(&entry.value).ok().map(|address| {
                 let address = Arc::new(address);
                 let at = self.services.entry(address.service.clone()).or_default();
-                at.insert(address.node.clone(), Arc::clone(&address));
+                at.insert((address.node.clone(), address.exchange.clone()), Arc::clone(&address));
                 Change::Service(address)
             })
         } else if entry.key.starts_with(keys::NODES) {
@@ -255,13 +255,13 @@ impl Inner {
         }
         let mut parts = keys::parts(key)?.into_iter();
         if key.starts_with(keys::SERVICES) {
-            let (service, node) = (parts.next()?, parts.next()?);
+            let (service, node, exchange) = (parts.next()?, parts.next()?, parts.next()?);
             let at = self.services.get_mut(&service)?;
-            at.remove(&node)?;
+            at.remove(&(node.clone(), exchange.clone()))?;
             if at.is_empty() {
                 self.services.remove(&service);
             }
-            return Some(Change::ServiceGone { service, node });
+            return Some(Change::ServiceGone { service, node, exchange });
         }
         if key.starts_with(keys::NODES) {
             let node = parts.next()?;

@@ -223,8 +223,9 @@ fn told(change: &Change) -> Option<directory_change::Change> {
             process: process.to_string(),
         }),
         Change::Service(address) => Told::Service(message::service_message(address)),
-        Change::ServiceGone { service, node } => {
-            Told::ServiceGone(proto::ServiceGone { service: service.clone(), node: node.clone() })
+        Change::ServiceGone { service, node, exchange } => {
+            let (service, node, exchange) = (service.clone(), node.clone(), exchange.clone());
+            Told::ServiceGone(proto::ServiceGone { service, node, exchange })
         }
         Change::Node(_) | Change::NodeGone(_) | Change::All => return None,
     })

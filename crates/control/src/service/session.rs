@@ -161,7 +161,7 @@ impl Session {
         self.keys.extend(entries.into_iter().filter(|entry| entry.lease == Some(ours)).map(|entry| entry.key));
         for address in self.shared.index.services().0 {
             if address.node == self.record.node {
-                self.keys.insert(keys::service(&address.service, &address.node));
+                self.keys.insert(keys::service(&address));
             }
         }
         Ok(())
@@ -341,10 +341,14 @@ impl Session {
             if address.node != self.record.node {
                 return Err(Status::permission_denied("a service of another node"));
             }
-            named.push((keys::service(&address.service, &address.node), Some(json(&address).map_err(refused)?)));
+            named.push((keys::service(&address), Some(json(&address).map_err(refused)?)));
         }
-        for service in &report.removed_services {
-            named.push((keys::service(service, &self.record.node), None));
+        for gone in &report.removed_services {
+            let address = message::service(gone)?;
+            if address.node != self.record.node {
+                return Err(Status::permission_denied("a service of another node"));
+            }
+            named.push((keys::service(&address), None));
         }
         if !report.ports.is_empty() {
             self.record.ports = ports(&report.ports)?;

@@ -29,7 +29,7 @@ pub enum Up {
         records: Vec<(String, ConnectionRecord)>,
         gone: Vec<(String, ConnectionId)>,
         services: Vec<ServiceAddress>,
-        withdrawn: Vec<String>,
+        withdrawn: Vec<ServiceAddress>,
     },
     Want(Vec<String>),
     Answer(String, Answer),
@@ -104,7 +104,7 @@ fn report_of(report: &proto::Report, whole: bool) -> Up {
         records,
         gone: report.removed_connections.iter().filter_map(gone).collect(),
         services: report.services.iter().filter_map(|one| message::service(one).ok()).collect(),
-        withdrawn: report.removed_services.clone(),
+        withdrawn: report.removed_services.iter().filter_map(|one| message::service(one).ok()).collect(),
     }
 }
 

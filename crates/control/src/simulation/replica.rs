@@ -302,10 +302,10 @@ impl Replica {
                     session.pending.insert(keys::connection(&name, &process, &id), None);
                 }
                 for address in services {
-                    session.pending.insert(keys::service(&address.service, &name), serde_json::to_vec(&address).ok());
+                    session.pending.insert(keys::service(&address), serde_json::to_vec(&address).ok());
                 }
-                for service in withdrawn {
-                    session.pending.insert(keys::service(&service, &name), None);
+                for address in withdrawn {
+                    session.pending.insert(keys::service(&address), None);
                 }
                 self.write(stream);
             }

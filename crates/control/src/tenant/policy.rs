@@ -204,6 +204,7 @@ impl Tenants {
             if !names.insert(name.as_str()) {
                 return Err(format!("tenant `{name}` stands there twice: leave one out"));
             }
+            tenant.quota.check().map_err(|why| format!("tenant `{name}`: {why}"))?;
             if let Some(other) = partitions.insert(tenant.pkey, format!("tenant `{name}`")) {
                 return Err(format!("tenant `{name}` has the P_Key of {other}: give it another one"));
             }

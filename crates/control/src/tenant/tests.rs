@@ -97,6 +97,7 @@ fn each_mistake_is_named() {
     assert!(broken("to = \"blue\"", "to = \"red\"").contains("to itself"));
     assert!(broken("to = \"blue\"", "to = \"green\"").contains("no tenant `green`"));
     assert!(broken("qps = 4", "qbs = 4").contains("qbs"));
+    assert!(broken("qps = 4", "rate_bps = 0").contains("rate_bps is 0: 1000 at least"));
 }
 
 #[test]

@@ -178,7 +178,11 @@ fn message(random: &mut Random) -> from_agent::Message {
                 connections: (0..random.below(3)).map(|_| connection(random)).collect(),
                 removed_connections: vec![proto::LocalConnectionId { id: id(random), process: text(random) }],
                 services: vec![proto::Service { service: text(random), node: text(random), ..Default::default() }],
-                removed_services: vec![text(random)],
+                removed_services: vec![proto::Service {
+                    service: text(random),
+                    node: text(random),
+                    ..Default::default()
+                }],
                 ports: vec![proto::Port {
                     device: text(random),
                     port_num: number(random),

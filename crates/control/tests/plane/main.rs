@@ -81,7 +81,9 @@ async fn a_service_is_resolved_on_another_node_and_a_new_address_is_heard_of() {
     eventually("it is resolved", || resolved() == ["tcp://10.0.0.1:1"]).await;
     assert_eq!(client.resolve("files")[0].node, "node1");
     server.offer(service("files", "tcp://10.0.0.1:2"));
-    eventually("the new address is heard of", || resolved() == ["tcp://10.0.0.1:2"]).await;
+    eventually("the new address is heard of", || resolved() == ["tcp://10.0.0.1:1", "tcp://10.0.0.1:2"]).await;
+    server.withdraw("files", "tcp://10.0.0.1:1");
+    eventually("the old one is not there any more", || resolved() == ["tcp://10.0.0.1:2"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -96,6 +96,8 @@ async fn keys_are_rotated_by_order_and_what_came_of_it_is_shown() {
     assert_eq!(outcome("node2"), json!({ "result": "rotated", "keys": 0, "peers": 0, "late": 0 }));
     assert_eq!(outcome("node3"), outcome("node2"));
 
+    let rules = r#"{"tenant":[{"name":"red","pkey":"0x8011","services":[]}]}"#;
+    assert_eq!(call(http, "PUT /v1/tenants", "Content-Type: application/json\r\n", rules).await.0, 200);
     let (_, begun) = post(json!({ "scope": { "tenant": "red" } })).await;
     assert_eq!(ended(http, &begun).await["overlap_ms"], 10_000);
     let tenants: Vec<_> = processes.iter().map(|process| process.seen()).collect();
@@ -114,6 +116,7 @@ async fn keys_are_rotated_by_order_and_what_came_of_it_is_shown() {
     assert_eq!(all["rotations"][0]["serial"], begun["serial"]);
     for (wrong, expected) in [
         (json!({ "scope": { "node": "nobody" } }), 404),
+        (json!({ "scope": { "tenant": "nobody" } }), 404),
         (json!({ "scope": { "node": "No Body" } }), 400),
         (json!({ "scope": "everybody" }), 400),
         (json!({ "scope": "all", "overlap_ms": 3_600_001_u64 }), 400),

@@ -6,6 +6,7 @@ use super::connection::Connection;
 use super::hub::{Hub, Hubs};
 use super::link::lock;
 use super::listener::Listener;
+use super::seek::{gone, seek};
 use super::service::{self, Keeper, Parts, RotateKeys};
 use super::wait::block_on;
 use crate::directory::{Directory, NoDirectory};
@@ -15,6 +16,7 @@ use crate::guard::TenantProvider;
 use crate::path::Path;
 use scalefabric_verbs::{Context, ProtectionDomain, Provider};
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// Where to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,26 +214,16 @@ impl Fabric {
     /// As [`Fabric::connect_async`], on this path to begin with.
     pub async fn connect_on(&self, target: &Target, path: Option<Path>) -> Result<Connection, FabricError> {
         let shared = &self.keeper.shared;
-        let places = match target {
-            Target::Address { exchange, service } => vec![(exchange.clone(), service.clone(), path)],
-            Target::Service(service) => {
-                let known = shared.directory.resolve(service);
-                known
-                    .into_iter()
-                    .map(|place| (place.exchange, service.clone(), path.clone().or(place.paths.into_iter().next())))
-                    .collect()
+        match target {
+            Target::Address { exchange, service } => {
+                let up = shared.connect(&self.keeper, exchange, service, path)?.wait().await;
+                up.map_err(|error| error.during(format!("cannot connect to `{service}` at {exchange}")))
             }
-        };
-        let mut last =
-            FabricError::unreachable(format!("nobody is known to offer {target:?}: name an exchange's address"));
-        for (exchange, service, path) in places {
-            let up = shared.connect(&self.keeper, &exchange, &service, path)?;
-            match up.await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(error)) => last = error.during(format!("cannot connect to `{service}` at {exchange}")),
-                Err(_) => last = FabricError::environment("the fabric's thread is gone"),
+            Target::Service(service) => {
+                let (told, outcome) = oneshot::channel();
+                shared.handle.spawn(seek(shared.clone(), self.keeper.clone(), service.clone(), path, told));
+                outcome.await.unwrap_or_else(|_| Err(gone()))
             }
         }
-        Err(last)
     }
 }

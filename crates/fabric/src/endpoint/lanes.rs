@@ -9,7 +9,7 @@ use crate::directory::{ConnectionRecord, ConnectionState};
 use crate::error::FabricError;
 use crate::path::Path;
 use crate::session::{Drained, Input, LaneId};
-use scalefabric_verbs::Gid;
+use scalefabric_verbs::{Errno, Gid};
 use std::sync::atomic::Ordering;
 
 impl Task {
@@ -21,6 +21,10 @@ impl Task {
                 self.shared.watch_qp(lane.domain, qp.qp_num, self.link.tell.clone());
                 self.lanes.push(lane);
                 self.inputs.push_back(Input::Made { lane: id, qp });
+            }
+            // Before anything has flowed, who has no QP left hears that at once, and with the errno that making one has. Later it is worth some patience: QPs are given back.
+            Err(error) if self.path.is_none() && error.errno == Some(Errno::ENOMEM) => {
+                self.inputs.push_back(Input::Hopeless { error });
             }
             Err(error) => self.inputs.push_back(Input::Failed { lane: id, reason: error.message }),
         }

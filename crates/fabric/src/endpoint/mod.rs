@@ -24,6 +24,7 @@ mod rebind;
 mod receive;
 mod received;
 mod resolve;
+mod seek;
 mod send;
 mod service;
 mod talk;

@@ -9,6 +9,7 @@ use super::lend::{self, Rotating};
 use super::link::{Link, Told, Wanted, lock};
 use super::log::Bounds;
 use super::receive::ReceivePool;
+use super::seek::Attempt;
 use super::task::{Dial, Task};
 use super::traffic::{self, Counted};
 use super::xrc::Trunk;
@@ -407,7 +408,7 @@ impl Shared {
         address: &str,
         service: &str,
         path: Option<crate::path::Path>,
-    ) -> Result<oneshot::Receiver<Result<Connection, FabricError>>, FabricError> {
+    ) -> Result<Attempt, FabricError> {
         let pkey = self.directory.may_connect(&self.config.tenant, service)?;
         let (exchange, place) = self.exchange_of(address)?;
         let near = path.as_ref().map(|path| path.dgid).or_else(|| near(place));
@@ -419,9 +420,9 @@ impl Shared {
             let _ = ready.send(result.map(|()| connection));
         });
         let dial = Dial { exchange, address: place.to_owned() };
-        let task = Task::new(link, self.clone(), session, Some(dial), told, near, ready);
+        let task = Task::new(link.clone(), self.clone(), session, Some(dial), told, near, ready);
         self.handle.spawn(task.run());
-        Ok(up)
+        Ok(Attempt::new(up, link))
     }
 
     /// Takes a new connection in, if somebody offers the service.
@@ -486,7 +487,10 @@ impl Shared {
     }
 
     pub fn withdraw(&self, service: &str) {
-        lock(&self.services).remove(service);
+        if lock(&self.services).remove(service).is_some() {
+            let addresses = lock(&self.addresses).clone();
+            addresses.iter().for_each(|exchange| self.directory.withdraw(service, exchange));
+        }
     }
 
     /// Gives an order to a connection and waits for its answer.

@@ -367,7 +367,8 @@ impl Task {
             },
             Action::Resolve(peer) => self.resolve(&peer),
             Action::Use { lane } => {
-                self.link.statistics.rebuilds.fetch_add(u64::from(lane.0 > 1), Ordering::Relaxed);
+                // A first QP that took two attempts is no rebuild: nothing was there before.
+                self.link.statistics.rebuilds.fetch_add(u64::from(self.path.is_some()), Ordering::Relaxed);
                 // Who was away is at home now, or still away.
                 let before = self.path.clone().filter(|_| !self.home.is_away());
                 self.take_lane(lane);

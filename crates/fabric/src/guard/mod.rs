@@ -21,17 +21,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 struct Ledger {
     tenant: String,
     directory: Arc<dyn Directory>,
-    held: Mutex<Held>,
+    held: Arc<Mutex<Held>>,
 }
 
 #[derive(Debug, Default)]
 struct Held {
     holdings: Holdings,
-    /// QPs in RTS, which share the rate.
+    /// QPs that came to RTS, which share the rate.
     sending: Vec<Weak<dyn QueuePair>>,
-    /// Among how many the rate was divided last; 0: it was not.
+    /// Among how many the rate was divided last.
     parts: u64,
-    rate_bps: u64,
+    /// What was divided; `None`: nothing is limited.
+    rate_bps: Option<u64>,
 }
 
 /// A part of what a tenant has. It is given back when this is dropped.
@@ -64,7 +65,14 @@ impl Ledger {
         if let Some(known) = ledgers.iter().filter_map(Weak::upgrade).find(is_it) {
             return known;
         }
-        let ledger = Arc::new(Self { tenant: tenant.to_owned(), directory, held: Mutex::default() });
+        let ledger = Arc::new(Self { tenant: tenant.to_owned(), directory, held: Arc::default() });
+        // It looks at what is held and never has the directory, whose thread it runs on: who has a directory last ends that thread.
+        let watching = Arc::downgrade(&ledger.held);
+        let look = move |allowance: &Allowance| {
+            let held = watching.upgrade();
+            held.inspect(|held| locked(held).divide(allowance.rate_bps)).is_some()
+        };
+        ledger.directory.watch_allowance(tenant, Box::new(look));
         // Who has said that he works for a tenant, even with nothing yet, hears what it has elsewhere.
         ledger.tell(&ledger.held());
         ledgers.push(Arc::downgrade(&ledger));
@@ -72,7 +80,7 @@ impl Ledger {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.held)
     }
 
     fn allowance(&self) -> Allowance {
@@ -116,28 +124,16 @@ impl Ledger {
         ))
     }
 
-    /// A QP sends from now on: it gets its part of the tenant's rate. When there are more QPs than parts, all get new ones, some in advance.
+    /// A QP sends from now on: it gets its part of the tenant's rate, and the others smaller ones.
     fn share_rate(&self, queue_pair: &Arc<dyn QueuePair>) -> Result<(), VerbsError> {
-        let Some(rate_bps) = self.allowance().rate_bps else { return Ok(()) };
+        let rate_bps = self.allowance().rate_bps;
         let mut held = self.held();
         held.sending.retain(|one| one.strong_count() > 0);
-        let is_new = !held.sending.iter().any(|one| std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(queue_pair)));
-        if is_new {
+        if !held.sending.iter().any(|one| is_same(one, queue_pair)) {
             held.sending.push(Arc::downgrade(queue_pair));
         }
-        let count = held.sending.len() as u64;
-        let divide_anew = held.rate_bps != rate_bps || count > held.parts || count * 2 < held.parts;
-        if divide_anew {
-            (held.parts, held.rate_bps) = (count + count / 4, rate_bps);
-        }
-        // The device counts in kb/s, and 0 is no limit.
-        let part_kbps = (rate_bps / 1000 / held.parts).clamp(1, u64::from(u32::MAX)) as u32;
-        let limit = RateLimit { rate_limit: part_kbps, ..RateLimit::default() };
-        if divide_anew {
-            // One that is on its way to ERR cannot be told, and sends nothing.
-            let others = held.sending.iter().filter_map(Weak::upgrade);
-            others.filter(|one| !Arc::ptr_eq(one, queue_pair)).for_each(|one| _ = one.modify_rate_limit(&limit));
-        }
+        held.divide(rate_bps);
+        let Some(limit) = held.part() else { return Ok(()) };
         drop(held);
         queue_pair.modify_rate_limit(&limit).map_err(|error| {
             VerbsError::environment(
@@ -148,6 +144,47 @@ impl Ledger {
                 ),
             )
         })
+    }
+
+    /// A QP sends no more: the others get larger parts.
+    fn leave(&self, queue_pair: &Arc<dyn QueuePair>) {
+        let rate_bps = self.allowance().rate_bps;
+        let mut held = self.held();
+        let before = held.sending.len();
+        held.sending.retain(|one| one.strong_count() > 0 && !is_same(one, queue_pair));
+        if held.sending.len() < before {
+            held.divide(rate_bps);
+        }
+    }
+}
+
+fn locked(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_same(one: &Weak<dyn QueuePair>, other: &Arc<dyn QueuePair>) -> bool {
+    std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(other))
+}
+
+impl Held {
+    /// Divides the rate anew among all that send, if it or their number has changed by enough: parts are given in advance and taken back late, so that many QPs that come and go do not tell
+    /// all others each time. Few get exact parts.
+    fn divide(&mut self, rate_bps: Option<u64>) {
+        let count = self.sending.len() as u64;
+        let same_rate = self.rate_bps == rate_bps;
+        if same_rate && (rate_bps.is_none() || (count <= self.parts && self.parts - count <= count / 4)) {
+            return;
+        }
+        (self.parts, self.rate_bps) = (count + count / 8, rate_bps);
+        let limit = self.part().unwrap_or_default();
+        // One that is on its way to ERR cannot be told, and sends nothing.
+        self.sending.iter().filter_map(Weak::upgrade).for_each(|one| _ = one.modify_rate_limit(&limit));
+    }
+
+    /// The part of each QP; `None`: the rate is not limited. The device counts in kb/s, and 0 is no limit.
+    fn part(&self) -> Option<RateLimit> {
+        let part_kbps = self.rate_bps? / 1000 / self.parts.max(1);
+        Some(RateLimit { rate_limit: part_kbps.clamp(1, u64::from(u32::MAX)) as u32, ..RateLimit::default() })
     }
 }
 

@@ -20,6 +20,22 @@ impl TenantQueuePair {
     pub fn new(inner: Arc<dyn QueuePair>, charge: Charge) -> Self {
         Self { inner, charge: Mutex::new(Some(charge)) }
     }
+
+    fn give_back(&self) {
+        let charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(charge) = charge {
+            charge.ledger.leave(&self.inner);
+        }
+    }
+}
+
+impl Drop for TenantQueuePair {
+    fn drop(&mut self) {
+        // The rest of what is given back when a QP is let go of without being destroyed.
+        if let Some(charge) = self.charge.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            charge.ledger.leave(&self.inner);
+        }
+    }
 }
 
 impl QueuePair for TenantQueuePair {
@@ -79,7 +95,7 @@ impl QueuePair for TenantQueuePair {
     }
     fn destroy(&self) -> Result<(), VerbsError> {
         self.inner.destroy()?;
-        self.charge.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.give_back();
         Ok(())
     }
     fn as_any(&self) -> &dyn Any {

@@ -56,6 +56,11 @@ pub enum Input {
         /// Why, for people.
         reason: String,
     },
+    /// Nothing that this side could do would make the connection, now or a little later: it ends with this.
+    Hopeless {
+        /// Why.
+        error: FabricError,
+    },
     /// A lane's QP is in error.
     Broken {
         /// Which.

@@ -209,6 +209,10 @@ impl Session {
                 Role::Leader => self.lead_failed(lane, reason, now_ns),
                 Role::Follower => self.follow_failed(lane, reason, now_ns),
             },
+            Input::Hopeless { error } => {
+                self.send(Body::Close { reason: error.message.clone() });
+                self.end(error);
+            }
             Input::Broken { lane, reason } => self.handle_broken(lane, reason, now_ns),
             Input::Contradicted { reason } => {
                 let error = FabricError::peer(format!("the peer's account of what it received cannot be: {reason}"));

@@ -5,5 +5,6 @@ mod away;
 mod lldp;
 mod rate;
 mod rebalance;
+mod services;
 mod tenants;
 mod world;

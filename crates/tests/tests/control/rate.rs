@@ -86,12 +86,29 @@ fn a_tenant_sends_at_its_rate_with_all_its_connections_and_another_is_not_slowed
     reds.push(connect(&red, &servers[0].0, "kv"));
     let together = send(&red, &reds);
     assert!(together >= least(RATE_BPS), "{BYTES} bytes over two connections in {together:?}");
-    // A higher rate is divided anew as soon as the number of connections changes.
+    // A higher rate is divided anew among those that there are.
     let more = 16 * RATE_BPS;
     assert_eq!(call(control.http, "PUT /v1/tenants", &rules(more)).0, 200);
     eventually("the new rate is known", || rate(&client) == Some(more));
-    reds.push(connect(&red, &servers[0].0, "kv"));
     let faster = send(&red, &reds);
     assert!(faster >= least(more) && faster < together, "{BYTES} bytes in {faster:?}; before in {together:?}");
+    // And among more, and fewer.
+    reds.push(connect(&red, &servers[0].0, "kv"));
+    let three = send(&red, &reds);
+    assert!(three >= least(more) && three < together, "{BYTES} bytes over three connections in {three:?}");
+    reds.truncate(1);
+    eventually("QPs of two are given back", || client.held("red").qps == 1);
+    let one = send(&red, &reds);
+    assert!(one >= least(more) && one < together, "{BYTES} bytes over one connection in {one:?}");
+    // A lower one, too, and none.
+    assert_eq!(call(control.http, "PUT /v1/tenants", &rules(RATE_BPS)).0, 200);
+    eventually("the old rate is known", || rate(&client) == Some(RATE_BPS));
+    let slower = send(&red, &reds);
+    assert!(slower >= least(RATE_BPS), "{BYTES} bytes in {slower:?}");
+    let none = rules(RATE_BPS).replace(&format!(",\"quota\":{{\"rate_bps\":{RATE_BPS}}}"), "");
+    assert_eq!(call(control.http, "PUT /v1/tenants", &none).0, 200);
+    eventually("there is no rate", || rate(&client).is_none());
+    let unbounded = send(&red, &reds);
+    assert!(unbounded < slower, "{BYTES} bytes in {unbounded:?} without a rate");
     drop((reds, blues, servers));
 }

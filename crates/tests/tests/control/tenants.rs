@@ -85,7 +85,10 @@ fn a_tenant_has_what_it_may_and_reaches_nobody_else() {
     eventually("both ends are counted", || {
         elsewhere(&directories[0]).qps.is_some_and(|qps| qps.elsewhere == 2) && held().qps == 2
     });
+    let asked = std::time::Instant::now();
     let refused = red.connect(&target).expect_err("four are not enough for a third pair");
+    assert_eq!(refused.errno, Some(scalefabric_verbs::Errno::ENOMEM), "{refused}");
+    assert!(asked.elapsed() < std::time::Duration::from_secs(5), "at once: nobody gives back what is in use");
     assert!(refused.message.contains("`red`") && refused.message.contains("QPs"), "{refused}");
     assert!(write(&connection).is_done() && write(&more).is_done(), "the others live on");
 

@@ -110,7 +110,10 @@ impl Parameters {
             )));
         }
         if self.max_cwnd > 0.0 && self.max_cwnd < 1.0 {
-            return Err(Invalid(alloc::format!("max_cwnd is {}: it must be at least 1, or 0 for the route's own", self.max_cwnd)));
+            return Err(Invalid(alloc::format!(
+                "max_cwnd is {}: it must be at least 1, or 0 for the route's own",
+                self.max_cwnd
+            )));
         }
         let target = self.base_target_ps(route);
         if target <= route.base_rtt_ps {

@@ -74,12 +74,15 @@ struct Inner {
     trouble: Option<String>,
 }
 
+/// A service and the exchange where it can be reached: a node has several, of one process or of several.
+type Offered = (String, String);
+
 /// What control has yet to hear.
 #[derive(Debug, Default)]
 struct Changed {
     connections: BTreeSet<(ProcessKey, ConnectionId)>,
     gone: BTreeMap<(String, ConnectionId), ()>,
-    services: BTreeSet<String>,
+    services: BTreeSet<Offered>,
 }
 
 #[derive(Debug)]
@@ -88,7 +91,7 @@ struct Process {
     /// `None`: it did not take its messages, and is being cut off.
     out: Option<mpsc::Sender<Arc<ToProcess>>>,
     records: HashMap<ConnectionId, (ConnectionRecord, u32)>,
-    offers: BTreeMap<String, ServiceAddress>,
+    offers: BTreeMap<Offered, ServiceAddress>,
     carried: HashMap<ConnectionId, Carrying>,
     /// Its number as it sees it itself, which is part of the names of the connections that it makes.
     pid: u32,
@@ -292,8 +295,8 @@ impl Hub {
         let connections = processes.flat_map(|process| process.records.values().map(|one| process.message(one)));
         let connections = connections.collect();
         let offers = inner.processes.values().flat_map(|process| process.offers.values());
-        let services: BTreeMap<&str, proto::Service> =
-            offers.map(|address| (address.service.as_str(), message::service_message(address))).collect();
+        let services: BTreeMap<(&str, &str), proto::Service> =
+            offers.map(|one| ((one.service.as_str(), one.exchange.as_str()), message::service_message(one))).collect();
         (connections, services.into_values().collect(), inner.wants.iter().cloned().collect())
     }
 
@@ -310,11 +313,13 @@ impl Hub {
             let id = Some(message::connection_id_message(&id));
             report.removed_connections.push(proto::LocalConnectionId { id, process });
         }
-        for service in changed.services {
-            let offered = inner.processes.values().find_map(|process| process.offers.get(&service));
-            match offered {
+        for offered in changed.services {
+            match inner.processes.values().find_map(|process| process.offers.get(&offered)) {
                 Some(address) => report.services.push(message::service_message(address)),
-                None => report.removed_services.push(service),
+                None => {
+                    let ((service, exchange), node) = (offered, self.node.clone());
+                    report.removed_services.push(proto::Service { service, node, exchange, ..Default::default() });
+                }
             }
         }
         let empty = report.connections.is_empty()
@@ -444,8 +449,15 @@ impl Inner {
                 if !sense || process.offers.len() >= MAX_RECORDS {
                     return false;
                 }
-                self.changed.services.insert(address.service.clone());
-                process.offers.insert(address.service.clone(), address);
+                let offered = (address.service.clone(), address.exchange.clone());
+                self.changed.services.insert(offered.clone());
+                process.offers.insert(offered, address);
+            }
+            FromProcess::Withdraw { service, exchange } => {
+                let offered = (service, exchange);
+                if process.offers.remove(&offered).is_some() {
+                    self.changed.services.insert(offered);
+                }
             }
             FromProcess::Want { service } => {
                 if message::name("service", &service, false).is_err() {

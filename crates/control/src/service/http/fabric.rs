@@ -253,7 +253,9 @@ fn told(change: &Change) -> (&'static str, Value) {
             ("connection-gone", json!({ "node": &**node, "process": &**process, "id": id }))
         }
         Change::Service(address) => ("service", json!(&**address)),
-        Change::ServiceGone { service, node } => ("service-gone", json!({ "service": service, "node": node })),
+        Change::ServiceGone { service, node, exchange } => {
+            ("service-gone", json!({ "service": service, "node": node, "exchange": exchange }))
+        }
         Change::Node(node) => ("node", json!(&**node)),
         Change::NodeGone(node) => ("node-gone", json!({ "node": node })),
         Change::All => ("all", Value::Null),

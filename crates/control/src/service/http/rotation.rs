@@ -36,7 +36,7 @@ pub struct Rotations {
 #[utoipa::path(post, path = "/v1/rotate", request_body = Wanted, responses(
     (status = 202, description = "The rotation has begun", body = RotationRecord),
     (status = 400, description = "It cannot be", body = Failure),
-    (status = 404, description = "No agent of such a node lives", body = Failure),
+    (status = 404, description = "No agent of such a node lives, or there is no such tenant", body = Failure),
     (status = 503, description = "No replica has the duty whose token orders carry", body = Failure)
 ))]
 pub async fn rotate(
@@ -54,6 +54,14 @@ pub async fn rotate(
         && shared.index.node(node).is_none()
     {
         return Err(Failure::not_found(format!("no agent of a node {node:?} lives")));
+    }
+    if let Scope::Tenant(tenant) = &wanted.scope
+        && !shared.holdings().contains_key(tenant)
+        && super::tenants::look(State(Arc::clone(&shared))).await?.0.find(tenant).is_none()
+    {
+        return Err(Failure::not_found(format!(
+            "there is no tenant `{tenant}`: it has no rules, and nothing anywhere"
+        )));
     }
     let begun = rotation::begin(&shared, wanted.scope, overlap_ms, "operator", &reason).await?;
     let record = begun.ok_or_else(|| {

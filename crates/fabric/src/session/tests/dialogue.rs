@@ -603,6 +603,9 @@ fn an_account_that_cannot_be_and_a_word_of_the_other_role_end_the_connection() {
     let mut talk = Talk::up(Role::Leader);
     talk.then(Input::Contradicted { reason: "test".into() }, &["say close", "report Closed", "closed Peer"]);
     let mut talk = Talk::up(Role::Leader);
+    let error = crate::FabricError::environment("no QP is left");
+    talk.then(Input::Hopeless { error }, &["say close", "report Closed", "closed Environment"]);
+    let mut talk = Talk::up(Role::Leader);
     talk.then(commit(1), &["say close", "report Closed", "closed Peer"]);
 }
 
