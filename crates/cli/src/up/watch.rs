@@ -60,7 +60,7 @@ pub struct View {
     /// Moves by number.
     pub moves: BTreeMap<u64, Moved>,
     /// How many of them are of controls before the present one, which counts from 1 again.
-    before: u64,
+    pub(super) before: u64,
     /// Nodes whose agents have joined, with all their ports active.
     pub nodes: BTreeSet<String>,
     /// Connections that are up, counted at the node that made them.
