@@ -223,7 +223,10 @@ impl Agent {
         // Not all in the same moment.
         tokio::time::sleep(Duration::from_millis(self.number as u64 % 100)).await;
         let mut loads = tokio::time::interval(Duration::from_millis(100));
-        let mut changes = tokio::time::interval(self.every);
+        // Agents know nothing of one another: their changes come at any time, and what was not told before the load is steady is not told all at once when it is.
+        let phase = self.every.mul_f64(self.number as f64 * 0.618_034 % 1.0);
+        let mut changes = tokio::time::interval_at(tokio::time::Instant::now() + phase, self.every);
+        changes.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut generation = 1;
         let mut first = true;
         loop {
