@@ -301,6 +301,12 @@ pub trait ProtectionDomain: Send + Sync + Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// An aligned word of 8 bytes that is looked at often: for who polls memory that peers write. It is there for as long as this is held, whatever becomes of the region.
+pub trait Word: Send + Sync + Debug {
+    /// Reads it in one piece, with acquire ordering.
+    fn load(&self) -> u64;
+}
+
 /// A memory region. Its bytes are shared with peers: they are copied in and out, never borrowed.
 pub trait MemoryRegion: Send + Sync + Debug {
     /// Address of its first byte, as SGEs and peers name it (iova).
@@ -319,6 +325,11 @@ pub trait MemoryRegion: Send + Sync + Debug {
     fn load_u64(&self, offset: usize) -> Result<u64, VerbsError>;
     /// Writes an aligned 8-byte word in one piece, with release ordering.
     fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError>;
+    /// A word that can be looked at for the price of a load; `None`, the default, where the memory could go away meanwhile (memory that the application brought):
+    /// [`MemoryRegion::load_u64`] looks each time. Errors as there.
+    fn word(&self, offset: usize) -> Result<Option<Arc<dyn Word>>, VerbsError> {
+        self.load_u64(offset).map(|_| None)
+    }
     /// Changes access, PD or range (`ibv_rereg_mr`); `None` keeps.
     ///
     /// # Safety

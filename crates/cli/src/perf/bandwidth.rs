@@ -7,9 +7,10 @@ use crate::perf::connection::{BATCH, Connection};
 use crate::perf::exchange::{Length, Message, Sent, Step, Verb, unexpected};
 use crate::perf::processor::Share;
 use crate::perf::watch::Watch;
+use quanta::Instant;
 use scalefabric_verbs::{SendFlags, SendWr, Sge, WorkCompletion};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Length of the windows of which the best is the peak. Shorter ones would tell of bursts that no application sees.
 const WINDOW: Duration = Duration::from_millis(5);

@@ -13,9 +13,10 @@ use crate::perf::rdma_cm::{self, Managed};
 use crate::perf::watch::Watch;
 use crate::terminal::Progress;
 use crate::units;
+use quanta::Instant;
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the server may take for one line.
 const PATIENCE: Duration = Duration::from_secs(30);

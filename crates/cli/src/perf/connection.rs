@@ -14,7 +14,7 @@ use crate::perf::processor::Share;
 use scalefabric_verbs::{
     AccessFlags, AddressHandle, AddressVector, CompletionChannel, CompletionQueue, Gid, MemoryRegion, Mtu,
     ProtectionDomain, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInit, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp,
-    SendWr, Sge, UdAddress, WorkCompletion,
+    SendWr, Sge, UdAddress, Word, WorkCompletion,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ const ACK_TIMEOUT_OF_MANY: u8 = 19;
 /// So many are many.
 const MANY: u32 = 512;
 
-/// Looks at memory before the NIC is driven again.
-const LOOKS: u32 = 16;
+/// Looks at memory before the NIC is driven again, one right after the other, as programs look that wait for a byte: about as long together as a turn of the NIC.
+const LOOKS: u32 = 128;
 
 /// Completions taken at once.
 pub const BATCH: usize = 64;
@@ -52,6 +52,8 @@ pub struct Lane {
     pub psn: Psn,
     /// Its area, from 0.
     pub area: u32,
+    /// The word in which what arrives ends, where it can be looked at as a program looks at its own memory.
+    pub landing: Option<Arc<dyn Word>>,
     /// Its peer, once connected.
     pub far: Option<FarLane>,
 }
@@ -200,7 +202,9 @@ impl Connection {
         let (_, made) = queue_pair.query().during(|| "query a queue pair")?;
         self.inline_bytes = made.cap.max_inline_data;
         let psn = random_psn(queue_pair.qp_num());
-        Ok(Lane { queue_pair, psn, area: index % self.areas, far: None })
+        let mut lane = Lane { queue_pair, psn, area: index % self.areas, landing: None, far: None };
+        lane.landing = self.region.word(self.landing_word(&lane)).during(|| "look at the last word")?;
+        Ok(lane)
     }
 
     /// What the other end must know.
@@ -336,7 +340,7 @@ impl Connection {
 
     /// Posts one signalled message of `size` bytes on a lane, whose last byte is `last`. `scratch` holds it if it goes inline.
     pub fn post_marked(&self, lane: &Lane, size: u32, last: u8, scratch: &mut Vec<u8>) -> Result<(), Failure> {
-        let sge = [self.sge(lane, size)];
+        let sge;
         let mut request = SendWr::new(u64::from(last), self.operation(lane, size));
         request.flags = SendFlags::SIGNALED;
         request.ud = self.datagram_address(lane);
@@ -350,9 +354,10 @@ impl Connection {
         } else {
             let word = u64::from_ne_bytes([0x5a, 0x5a, 0x5a, 0x5a, 0x5a, 0x5a, 0x5a, last]);
             self.region.store_u64(self.outgoing_word(lane), word).during(|| "mark the message")?;
+            sge = [self.sge(lane, size)];
             request.sg_list = &sge;
         }
-        lane.queue_pair.post_send(&[request]).during(|| "post a message")
+        lane.queue_pair.post_send(std::slice::from_ref(&request)).during(|| "post a message")
     }
 
     /// Whether messages of this size carry their bytes in the request.
@@ -361,8 +366,12 @@ impl Connection {
     }
 
     /// The last byte of what arrived for a lane.
+    #[inline]
     pub fn last_byte(&self, lane: &Lane) -> Result<u8, Failure> {
-        let word = self.region.load_u64(self.landing_word(lane)).during(|| "load the last word")?;
+        let word = match &lane.landing {
+            Some(word) => word.load(),
+            None => self.region.load_u64(self.landing_word(lane)).during(|| "load the last word")?,
+        };
         Ok(word.to_ne_bytes()[7])
     }
 
@@ -370,11 +379,15 @@ impl Connection {
     /// completions are owed (`untaken`): what brings them may bring the message, too.
     pub fn last_byte_soon(&self, lane: &Lane, untaken: usize, is: impl Fn(u8) -> bool) -> Result<u8, Failure> {
         let mut byte = self.last_byte(lane)?;
-        for _ in 1..if untaken == 0 { LOOKS } else { 1 } {
+        let looks = match (&lane.landing, untaken) {
+            (Some(_), 0) => LOOKS,
+            (None, 0) => LOOKS / 8,
+            _ => 1,
+        };
+        for _ in 1..looks {
             if is(byte) {
                 break;
             }
-            std::hint::spin_loop();
             byte = self.last_byte(lane)?;
         }
         Ok(byte)

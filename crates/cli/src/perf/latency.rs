@@ -9,9 +9,10 @@ use crate::perf::connection::{BATCH, Connection};
 use crate::perf::exchange::{Length, Message, Step, Verb};
 use crate::perf::histogram::{Schedule, Times};
 use crate::perf::watch::Watch;
+use quanta::Instant;
 use scalefabric_verbs::{SendFlags, SendWr, WorkCompletion};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// On an unreliable transport, an answer that takes longer than this is lost.
 const LOST: Duration = Duration::from_millis(100);
@@ -92,6 +93,8 @@ fn ping(
     let begin = Instant::now();
     let (mut from, mut shown) = (begin, begin);
     let (mut index, mut untaken) = (0, 0usize);
+    // Counted while the next message is on its way, not before it leaves.
+    let mut took = None;
     while goes_on(step.length, index, from - begin) {
         if let Pace::Open(schedule) = pace {
             let start = begin + schedule.start(index);
@@ -102,6 +105,7 @@ fn ping(
         }
         connection.post_marked(lane, step.size, mark(index), &mut scratch)?;
         untaken += 1;
+        took.take().into_iter().for_each(|took| timed.times.record(took));
         let mut idle = 0;
         let answered = loop {
             let is_there = match connection.plan.verb {
@@ -132,7 +136,7 @@ fn ping(
         connection.read_data(lane, step.size, &mut out)?;
         let now = Instant::now();
         if answered {
-            timed.times.record(pace.took(index, now, from, begin));
+            took = Some(pace.took(index, now, from, begin));
             watch.is_alive(now);
         } else {
             timed.lost += 1;
@@ -147,6 +151,7 @@ fn ping(
         }
     }
     timed.elapsed = begin.elapsed();
+    took.into_iter().for_each(|took| timed.times.record(took));
     drain(connection, &mut done)?;
     Ok(timed)
 }

@@ -2,10 +2,11 @@
 //! costs.
 
 use crate::failure::{During, Failure};
+use quanta::Instant;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::read_to_string;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Where the processors are listed.
 const CPUS: &str = "/sys/devices/system/cpu/online";

@@ -2,7 +2,8 @@
 
 use crate::failure::Failure;
 use crate::perf::exchange::{Link, Message, unexpected};
-use std::time::{Duration, Instant};
+use quanta::Instant;
+use std::time::Duration;
 
 /// How often the exchange is looked at while nothing else happens: a look is a system call.
 const LOOK: Duration = Duration::from_micros(500);

@@ -2,7 +2,7 @@
 
 use super::Charge;
 use crate::directory::Holdings;
-use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, ProtectionDomain, RKey, VerbsError};
+use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, ProtectionDomain, RKey, VerbsError, Word};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,6 +40,9 @@ impl MemoryRegion for TenantRegion {
     }
     fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
         self.inner.load_u64(offset)
+    }
+    fn word(&self, offset: usize) -> Result<Option<Arc<dyn Word>>, VerbsError> {
+        self.inner.word(offset)
     }
     fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
         self.inner.store_u64(offset, value)

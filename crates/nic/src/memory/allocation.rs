@@ -10,8 +10,9 @@ use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use scalefabric_verbs::{Errno, VerbsError};
+use scalefabric_verbs::{Errno, VerbsError, Word};
 
 use super::copy::{self, Gone};
 use super::file::OwnFile;
@@ -206,6 +207,17 @@ impl Allocation {
         unsafe { copy::copy_out(at, out) }.map_err(|Gone| no_page())
     }
 
+    /// An aligned word of it, whose page is there from now on.
+    pub fn word(self: &Arc<Self>, offset: usize) -> Result<AllocatedWord, VerbsError> {
+        let at = self.place(offset, 8)?.cast::<u64>();
+        if !at.is_aligned() {
+            return Err(VerbsError::invalid(format!("the word at offset {offset} is not aligned to 8 bytes")));
+        }
+        // SAFETY: as in `write`.
+        unsafe { copy::load_u64(at) }.map_err(|Gone| no_page())?;
+        Ok(AllocatedWord { at: at as usize, allocation: self.clone() })
+    }
+
     fn place(&self, offset: usize, length: usize) -> Result<*mut u8, VerbsError> {
         guard::ensure_here();
         if offset > self.length || length > self.length - offset {
@@ -215,6 +227,22 @@ impl Allocation {
             )));
         }
         Ok(self.addr().wrapping_add(offset))
+    }
+}
+
+/// A word of an allocation, which lives as long.
+#[derive(Debug)]
+pub struct AllocatedWord {
+    at: usize,
+    allocation: Arc<Allocation>,
+}
+
+impl Word for AllocatedWord {
+    #[inline]
+    fn load(&self) -> u64 {
+        debug_assert!(self.at >= self.allocation.addr() as usize);
+        // SAFETY: aligned, inside an allocation that is held, on a page that was touched: nobody takes pages away from it. Peers write words of it in one piece, and nobody has a reference.
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(self.at)) }.load(Ordering::Acquire)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use scalefabric_verbs::{AccessFlags, Errno, LKey, RKey, VerbsError};
 
-use super::allocation::Allocation;
+use super::allocation::{AllocatedWord, Allocation};
 use super::copy::{self, Gone};
 use super::guard;
 use super::table::{self, Entry, MemoryTable, PdId};
@@ -209,6 +209,12 @@ impl Region {
     pub fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
         // SAFETY: as in `write`.
         self.with_bytes(offset, 8, 8, |at| unsafe { copy::load_u64(at.cast()) })
+    }
+
+    /// An aligned word that stays for as long as it is held; `None` in memory that the application brought.
+    pub fn word(&self, offset: usize) -> Result<Option<AllocatedWord>, VerbsError> {
+        self.load_u64(offset)?;
+        self.allocation.as_ref().map(|allocation| allocation.word(offset)).transpose()
     }
 
     /// Writes an aligned 8-byte word in one piece, with release ordering.

@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use scalefabric_verbs::{AccessFlags, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, RKey, VerbsError};
+use scalefabric_verbs::{
+    AccessFlags, LKey, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, RKey, VerbsError, Word,
+};
 
 use super::Alive;
 use super::device_memory::DmUse;
@@ -64,6 +66,9 @@ impl MemoryRegion for MrObject {
     }
     fn load_u64(&self, offset: usize) -> Result<u64, VerbsError> {
         self.region.load_u64(offset)
+    }
+    fn word(&self, offset: usize) -> Result<Option<Arc<dyn Word>>, VerbsError> {
+        Ok(self.region.word(offset)?.map(|word| Arc::new(word) as Arc<dyn Word>))
     }
     fn store_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
         self.region.store_u64(offset, value)
