@@ -24,9 +24,15 @@ function groups() {
   for (let at = 0; at < alone.length; at += TOGETHER) {
     const nodes = alone.slice(at, at + TOGETHER);
     const name = nodes.length > 1 ? `${nodes[0].name} … ${nodes.at(-1).name}` : nodes[0].name;
-    all.push({ name, short: name, nodes });
+    all.push({ name, short: nodes.length > 1 ? range(nodes[0].name, nodes.at(-1).name) : name, nodes });
   }
   return all;
+}
+
+/** node128 to node159 as node128–159: the end of a range is what tells it from the next. */
+function range(first, last) {
+  const [a, b] = [first, last].map((name) => /^(.*?)(\d+)$/.exec(name));
+  return a && b && a[1] === b[1] ? `${first}–${b[2]}` : `${first} … ${last}`;
 }
 
 /** leaf1 and leaf2 as leaf1+2. */

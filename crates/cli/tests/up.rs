@@ -276,8 +276,6 @@ fn control_and_agents_that_are_killed_are_started_again_and_no_operation_fails()
     let _turn = turn();
     let mut up = Up::start(&[&["--for", "600", "--until-relieved", "--nodes", "3"], &SLOW[..]].concat());
     up.next("ports");
-    // Not so early that they look as if they could not run.
-    std::thread::sleep(Duration::from_secs(6));
     for who in ["control", "the agent of n2"] {
         let before = up.pid(who);
         kill(before, "-KILL");

@@ -32,8 +32,8 @@ const STEADY: Duration = Duration::from_secs(4);
 /// How often agents tell loads, ms: so long that a large WRITE more or less does not matter.
 const LOAD_INTERVAL_MS: u64 = 250;
 
-/// A servant that has run for less than this was not started well: it is not started once more.
-const SHORT_LIFE: Duration = Duration::from_secs(5);
+/// A servant that has ended so often within a while cannot run here: it is not started once more.
+const MOST_ENDS: (usize, Duration) = (5, Duration::from_secs(60));
 
 /// Control's name among the processes.
 const CONTROL: &str = "control";
@@ -52,8 +52,8 @@ pub struct Stage {
     control: SocketAddr,
     /// Nodes' places by their workloads.
     workloads: BTreeMap<usize, usize>,
-    /// Control and agents, and when they were started: without them traffic flows, and they are started again.
-    servants: BTreeMap<usize, Instant>,
+    /// Control, agents and relays, and when those before them ended: without them traffic flows, and they are started again.
+    servants: BTreeMap<usize, Vec<Instant>>,
     /// How often control was started again.
     controls: u64,
     said: BTreeMap<usize, Told>,
@@ -88,7 +88,7 @@ impl Stage {
     ) -> Result<Self, Failure> {
         let switches = if options.netns { Some(netns::build(&plan, &mut crew)?) } else { None };
         let (servant, agents, control) = start_control(options, &plan, &mut crew, &hear)?;
-        let mut servants = BTreeMap::from([(servant, Instant::now())]);
+        let mut servants = BTreeMap::from([(servant, Vec::new())]);
         let socket = plan.folder.join("control.sock");
         if options.netns {
             relay::from_socket(&socket, agents)?;
@@ -106,12 +106,12 @@ impl Stage {
             };
             if options.netns {
                 let arguments = words(&["up-part", "relay", &agents.to_string()], [&*socket]);
-                start(format!("the relay of {node}"), arguments)?;
+                servants.insert(start(format!("the relay of {node}"), arguments)?, Vec::new());
             }
             let mut arguments = words(&["agent", "--json", "--node", &node, "--control"], []);
             arguments.extend(words(&[&format!("http://{agents}"), "--socket"], [&*plan.socket(place)]));
             arguments.extend(words(&["--port-rate", &plan.port_rate_mbps.to_string()], []));
-            servants.insert(start(format!("the agent of {node}"), arguments)?, Instant::now());
+            servants.insert(start(format!("the agent of {node}"), arguments)?, Vec::new());
             let mut arguments = words(&["up-part", "work"], [&*plan.file()]);
             arguments.push(place.to_string().into());
             let workload = start(format!("the workload of {node}"), arguments)?;
@@ -194,7 +194,7 @@ impl Stage {
         let until = options.seconds.map(Duration::from_secs);
         let steady = until.map_or(STEADY, |until| STEADY.min(until / 4));
         let mut usage = Usage::new(&self.pids());
-        let (mut seen, mut controls) = (Instant::now(), 0);
+        let (mut seen, mut controls, mut is_away) = (Instant::now(), 0, false);
         let mut view = View::default();
         let mut heated: Option<Instant> = None;
         let mut heat = Heat::None;
@@ -215,9 +215,25 @@ impl Stage {
                 view.begin_anew();
             }
             let looked = view.look(&self.plan, self.control);
-            match looked {
-                Ok(()) => seen = Instant::now(),
-                Err(failure) if seen.elapsed() > AWAY => return Err(failure),
+            match &looked {
+                Ok(()) => {
+                    seen = Instant::now();
+                    if std::mem::take(&mut is_away) {
+                        screen.event("Control answers again.", &json!({ "event": "control-back" }));
+                    }
+                }
+                Err(failure) if seen.elapsed() > AWAY => {
+                    return Err(Failure::failed(format!(
+                        "control has not answered for {AWAY:?} ({failure}): is its process stopped? Operations did not need it"
+                    )));
+                }
+                Err(failure) if !std::mem::replace(&mut is_away, true) => {
+                    let event = json!({ "event": "control-away", "why": failure.to_string() });
+                    screen.event(
+                        "Control does not answer. Traffic goes on; what it knew last stays on the screen.",
+                        &event,
+                    );
+                }
                 Err(_) => {}
             }
             if let (Some(since), Heat::Hot) = (heated, heat) {
@@ -311,20 +327,25 @@ impl Stage {
     /// A process has ended. One that only serves is started again, and people hear of it; any other should not have.
     fn take_end(&mut self, place: usize, screen: &mut Screen) -> Result<(), Failure> {
         let obituary = self.crew.obituary(place);
-        match self.servants.remove(&place) {
-            Some(started) if started.elapsed() >= SHORT_LIFE => {
-                let who = self.crew.who(place).to_owned();
-                self.controls += u64::from(who == CONTROL);
-                let again = self.crew.start_again(place)?;
-                self.servants.insert(again, Instant::now());
-                let pid = self.crew.pid(again);
-                let sentence = format!("{obituary}\nTraffic goes on without it. It is started again.");
-                screen.address(&sentence, &json!({ "event": "restarted", "who": who, "why": obituary.to_string() }));
-                screen.event("", &json!({ "event": "process", "who": who, "pid": pid }));
-                Ok(())
-            }
-            _ => Err(obituary),
+        let Some(mut ends) = self.servants.remove(&place) else { return Err(obituary) };
+        let (most, within) = MOST_ENDS;
+        ends.retain(|end| end.elapsed() < within);
+        ends.push(Instant::now());
+        if ends.len() > most {
+            let count = ends.len();
+            return Err(Failure::failed(format!(
+                "{obituary}\nIt has ended {count} times within {within:?}, and is not started once more."
+            )));
         }
+        let who = self.crew.who(place).to_owned();
+        self.controls += u64::from(who == CONTROL);
+        let again = self.crew.start_again(place)?;
+        self.servants.insert(again, ends);
+        let pid = self.crew.pid(again);
+        let sentence = format!("{obituary}\nTraffic goes on without it. It is started again.");
+        screen.address(&sentence, &json!({ "event": "restarted", "who": who, "why": obituary.to_string() }));
+        screen.event("", &json!({ "event": "process", "who": who, "pid": pid }));
+        Ok(())
     }
 
     /// Hears what is said until something is, or `patience` has passed. An error if a process has ended that should not; `Some` if the end is wanted.

@@ -30,7 +30,10 @@ const FIXED: usize = 4 + 8 + 8;
 pub fn open(path: &Path) -> Result<(Database, Trial), StoreError> {
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => {
-            return Err(StoreError::Invalid(format!("the store `{}` is not a file", path.display())));
+            return Err(StoreError::Invalid(format!(
+                "the store `{}` is not a file: name one, or a path where nothing is yet and one can be made",
+                path.display()
+            )));
         }
         Ok(metadata) if metadata.len() == 0 => return Err(refused(path, "it is empty")),
         Ok(_) => {}
