@@ -68,26 +68,6 @@ pub struct FarLane {
     pub handle: Option<Arc<dyn AddressHandle>>,
 }
 
-/// How often memory is looked at before the NIC is driven again.
-#[derive(Clone, Copy, Debug)]
-pub struct Looks {
-    count: u32,
-    direct_before: Option<u64>,
-}
-
-/// Messages after which it is known which way they go.
-const KNOWN: u64 = 256;
-
-impl Looks {
-    /// Message `index` has come. Where messages come as packets it is the NIC that brings them: memory is looked at once between two turns of it.
-    #[inline]
-    pub fn learn(&mut self, device: &Device, index: u64) {
-        if index == KNOWN && device.direct_requests() == self.direct_before {
-            self.count = 1;
-        }
-    }
-}
-
 /// One end.
 pub struct Connection {
     /// The device.
@@ -397,29 +377,20 @@ impl Connection {
 
     /// The same, looked at until it `is` what is waited for, or a few times: a look costs a fraction of what driving the NIC does. Once only while
     /// completions are owed (`untaken`): what brings them may bring the message, too.
-    #[inline]
-    pub fn last_byte_soon(
-        &self,
-        lane: &Lane,
-        untaken: usize,
-        looks: &Looks,
-        is: impl Fn(u8) -> bool,
-    ) -> Result<u8, Failure> {
+    pub fn last_byte_soon(&self, lane: &Lane, untaken: usize, is: impl Fn(u8) -> bool) -> Result<u8, Failure> {
         let mut byte = self.last_byte(lane)?;
-        for _ in 1..if untaken == 0 { looks.count } else { 1 } {
+        let looks = match (&lane.landing, untaken) {
+            (Some(_), 0) => LOOKS,
+            (None, 0) => LOOKS / 8,
+            _ => 1,
+        };
+        for _ in 1..looks {
             if is(byte) {
                 break;
             }
             byte = self.last_byte(lane)?;
         }
         Ok(byte)
-    }
-
-    /// How often to look at what arrives for a lane, to begin with.
-    pub fn looks(&self, lane: &Lane) -> Looks {
-        // Each costs more where the region is asked.
-        let count = if lane.landing.is_some() { LOOKS } else { LOOKS / 8 };
-        Looks { count, direct_before: self.device.direct_requests() }
     }
 
     /// Copies out the message of `size` bytes that arrived for a lane, if that is asked for.

@@ -93,7 +93,6 @@ fn ping(
     let begin = Instant::now();
     let (mut from, mut shown) = (begin, begin);
     let (mut index, mut untaken) = (0, 0usize);
-    let mut looks = connection.looks(lane);
     // Counted while the next message is on its way, not before it leaves.
     let mut took = None;
     while goes_on(step.length, index, from - begin) {
@@ -106,14 +105,13 @@ fn ping(
         }
         connection.post_marked(lane, step.size, mark(index), &mut scratch)?;
         untaken += 1;
-        looks.learn(&connection.device, index);
         took.take().into_iter().for_each(|took| timed.times.record(took));
         let mut idle = 0;
         let answered = loop {
             let is_there = match connection.plan.verb {
                 Verb::Write => {
                     let is_it = |byte| byte == mark(index);
-                    is_it(connection.last_byte_soon(lane, untaken, &looks, is_it)?)
+                    is_it(connection.last_byte_soon(lane, untaken, is_it)?)
                 }
                 _ => connection.take_receives(&mut done)? > 0,
             };
@@ -231,12 +229,11 @@ pub fn answer(connection: &Connection, step: &Step, watch: &mut Watch<'_>) -> Re
     let (mut scratch, mut out) = (Vec::new(), Vec::new());
     let mut done = [WorkCompletion::default(); BATCH];
     let (mut last, mut idle, mut untaken, mut arrived) = (0, 0, 0usize, 0u64);
-    let mut looks = connection.looks(lane);
     loop {
         let mut answers = 0;
         match connection.plan.verb {
             Verb::Write => {
-                let byte = connection.last_byte_soon(lane, untaken, &looks, |byte| byte != last)?;
+                let byte = connection.last_byte_soon(lane, untaken, |byte| byte != last)?;
                 if byte != last {
                     last = byte;
                     answers = 1;
@@ -252,9 +249,6 @@ pub fn answer(connection: &Connection, step: &Step, watch: &mut Watch<'_>) -> Re
             connection.post_marked(lane, step.size, last, &mut scratch)?;
         }
         arrived += answers as u64;
-        if answers > 0 {
-            looks.learn(&connection.device, arrived);
-        }
         untaken += answers;
         if answers > 0 && untaken < UNTAKEN {
             idle = 0;
