@@ -302,6 +302,7 @@ impl Session<'_> {
                 }
                 _ = measure.tick() => {
                     let now = clock.now();
+                    hub.tell_remembered();
                     if now.saturating_sub(heard) > SILENCE {
                         return format!("nothing was heard of it for {SILENCE:?}");
                     }

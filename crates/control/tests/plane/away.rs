@@ -28,6 +28,38 @@ async fn without_control_addresses_are_remembered_and_news_is_told_when_it_is_ba
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_control_there_a_process_hears_its_word_and_not_what_the_agent_remembers() {
+    let world = World::new().await;
+    let (one, folder) = (world.agent("node1").await, world::Folder::new());
+    let before = world.process(&one);
+    before.offer(service("files", "tcp://10.0.0.1:1"));
+    {
+        let two = world.agent_in("node2", &folder, world.address()).await;
+        let client = world::process_at(&two.socket, None);
+        eventually("it is resolved", || client.resolve("files").len() == 1).await;
+        let memory = folder.file("node2.memory");
+        let is_kept = || std::fs::read_to_string(&memory).is_ok_and(|text| text.contains("tcp://10.0.0.1:1"));
+        eventually("the agent has written it down", is_kept).await;
+    }
+    drop(before);
+    let index = &world.replica().shared.index;
+    eventually("it is gone", || index.size().services == 0).await;
+    let after = world.process(&one);
+    after.offer(service("files", "tcp://10.0.0.1:2"));
+    eventually("the other is there", || index.size().services == 1).await;
+    let two = world.agent_in("node2", &folder, world.address()).await;
+    let client = world::process_at(&two.socket, None);
+    loop {
+        let found = client.resolve("files");
+        if !found.is_empty() {
+            assert_eq!(found[0].exchange, "tcp://10.0.0.1:2", "{found:?}");
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_agent_and_control_a_new_process_remembers_from_its_file() {
     let world = World::new().await;
     let node = world.agent("node1").await;

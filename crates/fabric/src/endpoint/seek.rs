@@ -5,7 +5,7 @@
 use super::connection::Connection;
 use super::link::{Link, Told};
 use super::service::{Keeper, Shared};
-use crate::error::FabricError;
+use crate::error::{FabricError, Fault};
 use crate::path::Path;
 use crate::session::Input;
 use std::collections::BTreeSet;
@@ -87,11 +87,15 @@ async fn find(
             && let Some(place) = places.into_iter().next()
         {
             let way = path.clone().or_else(|| place.paths.into_iter().next());
-            let up = shared.connect(keeper, &place.exchange, service, way)?;
             tried.insert(place.exchange.clone());
             newest = Instant::now();
             let during = format!("cannot connect to `{service}` at {}", place.exchange);
-            under_way.spawn(async move { up.wait().await.map_err(|error| error.during(during)) });
+            match shared.connect(keeper, &place.exchange, service, way) {
+                Ok(up) => drop(under_way.spawn(async move { up.wait().await.map_err(|error| error.during(during)) })),
+                // It may not be made to any address.
+                Err(error) if error.fault == Fault::NoAuthority => return Err(error),
+                Err(error) => last = Some(error.during(during)),
+            }
             continue;
         }
         if under_way.is_empty() {

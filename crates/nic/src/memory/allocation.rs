@@ -302,6 +302,28 @@ mod tests {
     }
 
     #[test]
+    fn a_word_shows_what_is_written_and_keeps_its_piece() {
+        let allocator = Allocator::new();
+        let _keep = allocator.allocate(1).expect("memory");
+        let piece = Arc::new(allocator.allocate(100).expect("memory"));
+        let word = piece.word(16).expect("inside and aligned");
+        piece.write(16, &7u64.to_ne_bytes()).expect("inside");
+        assert_eq!(word.load(), 7);
+        for (wrong, what) in [(12, "aligned"), (96, "leave"), (usize::MAX, "leave")] {
+            let error = piece.word(wrong).expect_err("outside, or not aligned");
+            assert!(error.errno == Errno::EINVAL && error.message.contains(what), "{error:?}");
+        }
+        let addr = piece.addr();
+        drop(piece);
+        let other = allocator.allocate(100).expect("memory");
+        assert_ne!(other.addr(), addr, "somebody looks at it");
+        fill(&other);
+        assert_eq!(word.load(), 7);
+        drop(word);
+        assert_eq!(allocator.allocate(100).expect("memory").addr(), addr);
+    }
+
+    #[test]
     fn a_hundred_thousand_pieces_need_few_descriptors_and_never_overlap() {
         let allocator = Allocator::new();
         let pieces: Vec<Allocation> = (0..100_000).map(|i| allocator.allocate(i % 5000).expect("memory")).collect();

@@ -130,6 +130,11 @@ fn rights_of_a_region_must_fit_together(bench: &Bench) -> Outcome {
     let mr = pd.alloc_mr(4096, AccessFlags::REMOTE_READ)?;
     refused(mr.write(4090, &[0; 7]), Errno::EINVAL, "bytes beyond the region")?;
     refused(mr.load_u64(4), Errno::EINVAL, "a word that is not aligned")?;
+    refused(mr.word(4).map(drop), Errno::EINVAL, "a word to look at that is not aligned")?;
+    if let Some(word) = mr.word(8)? {
+        mr.store_u64(8, 0x0102_0304)?;
+        ensure!(word.load() == 0x0102_0304, "a word that is looked at shows {:#x}", word.load());
+    }
     mr.store_u64(8, 0x0102_0304_0506_0708)?;
     let mut bytes = [0; 8];
     mr.read(8, &mut bytes)?;

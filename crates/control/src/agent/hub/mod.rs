@@ -22,6 +22,8 @@ use tokio::sync::{Notify, mpsc};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Answers that are kept, for orders that come a second time.
 const KEPT_ANSWERS: usize = 4096;
+/// How long control's word on a service is waited for while it is joined, before a process hears what is remembered.
+const ANSWER: Duration = Duration::from_millis(500);
 /// Most tenants that a process works for.
 const MAX_TENANTS: usize = 64;
 /// Most processes of a node.
@@ -60,6 +62,10 @@ struct Inner {
     /// Services that any process wants.
     wants: BTreeSet<String>,
     wants_changed: bool,
+    /// Of those: what the replica that is joined has told.
+    told_services: BTreeSet<String>,
+    /// Processes that asked for a service of which it has told nothing yet, and until when that is waited for.
+    asking: Vec<(Duration, ProcessKey, String)>,
     changed: Changed,
     /// Sent to processes and not answered.
     waiting: HashMap<String, Waiting>,
@@ -196,6 +202,8 @@ impl Hub {
         }
         inner.memory.services.insert(service.to_owned(), addresses.clone());
         inner.remember = true;
+        inner.told_services.insert(service.to_owned());
+        inner.asking.retain(|(_, _, asked)| asked != service);
         let message = Arc::new(ToProcess::Services { service: service.to_owned(), addresses });
         inner.processes.values_mut().for_each(|process| _ = process.tell(&message));
     }
@@ -270,11 +278,23 @@ impl Hub {
     /// Joined, or not, and why.
     pub fn handle_uplink(&self, replica: Option<String>, trouble: Option<String>) {
         let mut inner = self.inner();
+        if replica.is_none() || inner.replica != replica {
+            inner.told_services.clear();
+        }
+        if replica.is_none() {
+            inner.tell_remembered(None);
+        }
         if (inner.replica != replica) || (inner.trouble != trouble) {
             (inner.replica, inner.trouble) = (replica, trouble);
             drop(inner);
             self.told.notify_waiters();
         }
+    }
+
+    /// Who has waited for control's word on a service for long enough hears what is remembered.
+    pub fn tell_remembered(&self) {
+        let now = self.clock.now();
+        self.inner().tell_remembered(Some(now));
     }
 
     /// Where replicas are, from control.
@@ -463,7 +483,10 @@ impl Inner {
                 if message::name("service", &service, false).is_err() {
                     return false;
                 }
-                if let Some(addresses) = self.memory.services.get(&service) {
+                // What is remembered may be long gone: control knows, if it is there.
+                if self.replica.is_some() && !self.told_services.contains(&service) {
+                    self.asking.push((now + ANSWER, key, service.clone()));
+                } else if let Some(addresses) = self.memory.services.get(&service) {
                     let addresses = addresses.clone();
                     process.tell(&Arc::new(ToProcess::Services { service: service.clone(), addresses }));
                 }
@@ -496,6 +519,18 @@ impl Inner {
             }
         }
         true
+    }
+
+    /// What is remembered of services, to those who have asked and waited until `now`; `None`: to all who wait.
+    fn tell_remembered(&mut self, now: Option<Duration>) {
+        let due = |(until, _, _): &mut (Duration, ProcessKey, String)| now.is_none_or(|now| *until <= now);
+        for (_, key, service) in self.asking.extract_if(.., due) {
+            let (Some(process), Some(addresses)) = (self.processes.get_mut(&key), self.memory.services.get(&service))
+            else {
+                continue;
+            };
+            process.tell(&Arc::new(ToProcess::Services { service, addresses: addresses.clone() }));
+        }
     }
 
     fn publish(&mut self, key: ProcessKey, record: ConnectionRecord) -> bool {
