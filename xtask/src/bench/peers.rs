@@ -162,9 +162,14 @@ fn measure(lab: &Lab, rows: &[Row], repeat: u32) -> Vec<Measured> {
 
 /// Median; 0 of nothing.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        even if even % 2 == 0 => f64::midpoint(values[middle - 1], values[middle]),
+        _ => values[middle],
+    }
 }
 
 impl Measured {
