@@ -71,6 +71,38 @@ struct Told {
     rebuilds: u64,
 }
 
+/// When control answered last, and whether people know that it does not.
+struct Contact {
+    seen: Instant,
+    is_away: bool,
+}
+
+impl Contact {
+    /// Control was looked at: people hear when it falls silent and when it is back. An error if it is silent for too long.
+    fn take(&mut self, looked: &Result<(), Failure>, screen: &mut Screen) -> Result<(), Failure> {
+        match looked {
+            Ok(()) => {
+                self.seen = Instant::now();
+                if std::mem::take(&mut self.is_away) {
+                    screen.event("Control answers again.", &json!({ "event": "control-back" }));
+                }
+            }
+            Err(failure) if self.seen.elapsed() > AWAY => {
+                return Err(Failure::failed(format!(
+                    "control has not answered for {AWAY:?} ({failure}): is its process stopped? Operations did not need it"
+                )));
+            }
+            Err(failure) if !std::mem::replace(&mut self.is_away, true) => {
+                let event = json!({ "event": "control-away", "why": failure.to_string() });
+                screen
+                    .event("Control does not answer. Traffic goes on; what it knew last stays on the screen.", &event);
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
 /// Why the play is over.
 enum Over {
     Time,
@@ -194,7 +226,7 @@ impl Stage {
         let until = options.seconds.map(Duration::from_secs);
         let steady = until.map_or(STEADY, |until| STEADY.min(until / 4));
         let mut usage = Usage::new(&self.pids());
-        let (mut seen, mut controls, mut is_away) = (Instant::now(), 0, false);
+        let (mut contact, mut controls) = (Contact { seen: Instant::now(), is_away: false }, 0);
         let mut view = View::default();
         let mut heated: Option<Instant> = None;
         let mut heat = Heat::None;
@@ -215,27 +247,7 @@ impl Stage {
                 view.begin_anew();
             }
             let looked = view.look(&self.plan, self.control);
-            match &looked {
-                Ok(()) => {
-                    seen = Instant::now();
-                    if std::mem::take(&mut is_away) {
-                        screen.event("Control answers again.", &json!({ "event": "control-back" }));
-                    }
-                }
-                Err(failure) if seen.elapsed() > AWAY => {
-                    return Err(Failure::failed(format!(
-                        "control has not answered for {AWAY:?} ({failure}): is its process stopped? Operations did not need it"
-                    )));
-                }
-                Err(failure) if !std::mem::replace(&mut is_away, true) => {
-                    let event = json!({ "event": "control-away", "why": failure.to_string() });
-                    screen.event(
-                        "Control does not answer. Traffic goes on; what it knew last stays on the screen.",
-                        &event,
-                    );
-                }
-                Err(_) => {}
-            }
+            contact.take(&looked, screen)?;
             if let (Some(since), Heat::Hot) = (heated, heat) {
                 cool = if looked.is_ok() && view.is_relieved() { cool + 1 } else { 0 };
                 if cool == COOL_LOOKS {
