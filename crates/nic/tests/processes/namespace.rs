@@ -24,6 +24,11 @@ impl Namespace {
     pub fn ip(&self, arguments: &str) {
         run(Command::new("ip").args(["-n", &self.0]).args(arguments.split(' ')));
     }
+
+    /// Runs a program inside, and gives what it prints.
+    pub fn run(&self, words: &[&str]) -> String {
+        run(Command::new("ip").args(["netns", "exec", &self.0]).args(words))
+    }
 }
 
 impl Drop for Namespace {
@@ -32,9 +37,10 @@ impl Drop for Namespace {
     }
 }
 
-fn run(command: &mut Command) {
+fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A capture of what passes an interface.

@@ -1,6 +1,8 @@
 //! Ports over AF_XDP: two namespaces are two hosts, joined by a veth pair whose driver runs XDP programs. What the kernel of this machine
 //! cannot do is skipped and said.
 
+use std::time::Duration;
+
 use scalefabric_wire::frame::{Frame, Ip};
 
 use crate::namespace::{Capture, Namespace};
@@ -24,7 +26,21 @@ fn hosts(name: &str, net: u8) -> Option<[Namespace; 2]> {
         namespace.ip(&format!("addr add {} dev v0 nodad", v6(net, side) + "/64"));
         namespace.ip("link set v0 up");
     }
+    for side in [0, 1] {
+        until("the kernels do not find each other by IPv6", || finds(&all[side], &v6(net, 1 - side)));
+    }
     Some(all)
+}
+
+/// Whether a host's kernel finds the other's MAC address, which it then forgets. For up to a second after `link set up` a kernel has no route
+/// for the group to which neighbours are asked for, and they ask once in a second.
+fn finds(host: &Namespace, other: &str) -> bool {
+    let probe = format!("exec 3>/dev/udp/{other}/9; echo >&3");
+    host.run(&["bash", "-c", &probe]);
+    std::thread::sleep(Duration::from_millis(20));
+    let found = host.run(&["ip", "neigh", "show", "to", other]).contains("lladdr");
+    host.ip("neigh flush dev v0");
+    found
 }
 
 fn v4(net: u8, side: usize) -> String {
