@@ -7,7 +7,8 @@
 //! Three ways to pass the time. **Driving**: it turns the engine, spins a little while there is something to do, and then yields,
 //! if it is told to. **Blocked**: nothing happened for a while; it sleeps on everything. **Aside**: callers poll so fast that its
 //! help would only take their lock and their processor; it looks every millisecond whether they still do, and sleeps on nothing else.
-//! How long is said by [`Polling`].
+//! How long is said by [`Polling`]. Where it finds that they have just stopped, as a program does that waits for its memory to change, it takes in
+//! what has come, and looks sooner the next time.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -40,6 +41,9 @@ pub trait Drive: Send + Sync {
     /// Turns that callers of the library (not the worker) took or would have taken since the start; busy ones may count for
     /// several. While it moves fast, the worker keeps out of the way.
     fn caller_turns(&self) -> u64;
+
+    /// When a caller took the last of its turns.
+    fn last_caller_turn(&self) -> Time;
 }
 
 /// Something whose readiness means work for the engine: a port's sockets.
@@ -67,6 +71,12 @@ pub trait Duty: Send + Sync {
 const POLLING_TURNS: u64 = 16;
 /// … and at least once in this time on average, ns.
 const POLLING_NS: u64 = 50_000;
+
+/// Callers that poll and have not turned the engine for this long wait for something else, ns: twice what the timer of a virtual machine, by which this
+/// thread wakes, was seen to keep them.
+const QUIET_NS: u64 = 50_000;
+/// The next look from aside, after one that found work left behind. From then on the looks are twice as far apart each time that none is found.
+const SOON: Duration = Duration::from_micros(100);
 
 /// How long the worker drives beside callers before it looks whether they poll, ns.
 const LOOK_NS: u64 = 50_000;
@@ -332,15 +342,17 @@ impl Thread {
         let mut callers = Callers { turns: 0, at: clock::now() };
         let mut busy_at = callers.at;
         let mut aside = false;
+        let mut pause = Duration::MAX;
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = clock::now();
             let Some(polling) = self.polling else {
                 self.sleep(&self.everything, Time(NEVER), now);
                 continue;
             };
+            pause = if aside { pause.min(polling.aside) } else { polling.aside };
             if aside {
                 self.shared.is_aside.store(true, Ordering::Relaxed);
-                self.sleep(&self.aside, now.after(polling.aside.as_nanos() as u64), now);
+                self.sleep(&self.aside, now.after(pause.as_nanos() as u64), now);
                 self.shared.is_aside.store(false, Ordering::Relaxed);
             }
             // The strong reference must not be kept while asleep: the engine's last user would wait for us.
@@ -348,6 +360,8 @@ impl Thread {
             let now = clock::now();
             let is_asked = self.shared.asked.load(Ordering::Acquire) == AT_ONCE;
             if aside && callers.poll(&*drive, now) && !is_asked {
+                let left = now.since(drive.last_caller_turn()) >= QUIET_NS && self.relieve(&*drive, now);
+                pause = if left { SOON } else { pause.saturating_mul(2) };
                 continue;
             }
             aside = false;
@@ -384,6 +398,13 @@ impl Thread {
             // Only a look: a caller that polled fast and then went to sleep has kicked, and is seen above.
             aside = callers.poll(&*drive, busy_at);
         }
+    }
+
+    /// Takes in what callers that have stopped polling have left behind; whether there was something. One turn: they may have been waiting for it, and
+    /// for the processor that this thread is on, to answer it.
+    fn relieve(&self, drive: &dyn Drive, now: Time) -> bool {
+        self.shared.turns.fetch_add(1, Ordering::Relaxed);
+        drive.turn(now).busy
     }
 
     /// Sleeps until something is ready, somebody kicks, or `until`. Does the duty when it is due.
@@ -434,6 +455,8 @@ mod tests {
         deadline: Mutex<Option<Time>>,
         /// What each look adds to them: callers that poll, however late the look comes.
         turns_per_look: AtomicU64,
+        /// They have stopped a moment ago.
+        are_quiet: AtomicBool,
         socket: Option<UnixDatagram>,
         taken: AtomicU64,
     }
@@ -454,6 +477,10 @@ mod tests {
         fn caller_turns(&self) -> u64 {
             let more = self.turns_per_look.load(Ordering::SeqCst);
             self.caller_turns.fetch_add(more, Ordering::SeqCst) + more
+        }
+
+        fn last_caller_turn(&self) -> Time {
+            if self.are_quiet.load(Ordering::SeqCst) { Time(0) } else { clock::now() }
         }
     }
 
@@ -530,6 +557,27 @@ mod tests {
         toy.turns_per_look.store(0, Ordering::SeqCst);
         until("it did not take over", || toy.taken.load(Ordering::SeqCst) == 1);
         until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+    }
+
+    #[test]
+    fn what_comes_while_pollers_wait_for_something_else_is_taken_and_the_worker_stays_aside() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let toy = Arc::new(Toy { socket: Some(theirs), turns_per_look: AtomicU64::new(1 << 40), ..Toy::default() });
+        let worker = start(&toy);
+        until("it never went to sleep", || worker.shared.asleep_until.load(Ordering::SeqCst) == NEVER);
+        worker.kick().kick(clock::now());
+        until("it does not stand aside", || worker.shared.is_aside.load(Ordering::SeqCst));
+        ours.send(b"x").unwrap();
+        let sleeps = worker.sleeps();
+        until("it does not look from aside", || worker.sleeps() > sleeps + 10);
+        assert_eq!(toy.taken.load(Ordering::SeqCst), 0, "it drove beside callers that poll");
+        toy.are_quiet.store(true, Ordering::SeqCst);
+        for taken in 1..=20 {
+            until("the datagram was not taken", || toy.taken.load(Ordering::SeqCst) == taken);
+            until("it left them", || worker.shared.is_aside.load(Ordering::SeqCst));
+            ours.send(b"x").unwrap();
+        }
     }
 
     #[test]

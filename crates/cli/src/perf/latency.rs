@@ -17,6 +17,9 @@ use std::time::Duration;
 /// On an unreliable transport, an answer that takes longer than this is lost.
 const LOST: Duration = Duration::from_millis(100);
 
+/// How often it is told how far a measurement is.
+const SHOW: Duration = Duration::from_millis(250);
+
 /// Completions of sends that may wait to be taken.
 const UNTAKEN: usize = 8;
 
@@ -93,8 +96,9 @@ fn ping(
     let begin = Instant::now();
     let (mut from, mut shown) = (begin, begin);
     let (mut index, mut untaken) = (0, 0usize);
-    // Counted while the next message is on its way, not before it leaves.
-    let mut took = None;
+    // In a closed loop a message counts from when it was posted until the next one is, which is at once when its answer is there: so the clock is
+    // read, and what it says counted, while a message is on its way, and nobody waits for either.
+    let mut answered_at_post = false;
     while goes_on(step.length, index, from - begin) {
         if let Pace::Open(schedule) = pace {
             let start = begin + schedule.start(index);
@@ -105,7 +109,14 @@ fn ping(
         }
         connection.post_marked(lane, step.size, mark(index), &mut scratch)?;
         untaken += 1;
-        took.take().into_iter().for_each(|took| timed.times.record(took));
+        let posted = Instant::now();
+        if std::mem::take(&mut answered_at_post) {
+            timed.times.record(posted.saturating_duration_since(from));
+            watch.is_alive(posted);
+        }
+        if matches!(pace, Pace::Closed) {
+            from = posted;
+        }
         let mut idle = 0;
         let answered = loop {
             let is_there = match connection.plan.verb {
@@ -134,24 +145,27 @@ fn ping(
             connection.pause(&mut idle)?;
         };
         connection.read_data(lane, step.size, &mut out)?;
+        index += 1;
+        let is_to_show = posted - shown > SHOW;
+        answered_at_post =
+            answered && matches!(pace, Pace::Closed) && !is_to_show && goes_on(step.length, index, posted - begin);
+        if answered_at_post {
+            continue;
+        }
         let now = Instant::now();
         if answered {
-            took = Some(pace.took(index, now, from, begin));
+            timed.times.record(pace.took(index - 1, now, from, begin));
             watch.is_alive(now);
         } else {
             timed.lost += 1;
         }
-        index += 1;
         from = now;
-        if now - shown > Duration::from_millis(250) {
+        if is_to_show {
             show(now - begin, index);
-            // What showing took is nobody's latency.
-            from = Instant::now();
-            shown = from;
+            shown = Instant::now();
         }
     }
     timed.elapsed = begin.elapsed();
-    took.into_iter().for_each(|took| timed.times.record(took));
     drain(connection, &mut done)?;
     Ok(timed)
 }
@@ -210,7 +224,7 @@ fn ask(
             }
             connection.pause(&mut idle)?;
         }
-        if now - shown > Duration::from_millis(250) && under_way.is_empty() {
+        if now - shown > SHOW && under_way.is_empty() {
             show(now - begin, index);
             now = Instant::now();
             shown = now;

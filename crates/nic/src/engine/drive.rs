@@ -40,6 +40,12 @@ const GRACE_NS: u64 = 100_000;
 /// Turns that a thread takes for the bells of others before it leaves them to the worker.
 const ROUNDS: usize = 64;
 
+/// How often the worker tries to come in before it sleeps until it can: about a µs, as a turn takes.
+const TRIES: u32 = 16;
+
+/// A caller that turned the engine within this time may come back with an answer, ns: longer than the worker stands aside by default.
+const RECENT_NS: u64 = 2_000_000;
+
 /// What a caller's turn that moved packets counts for in [`Drive::caller_turns`].
 const BUSY_TURN: u64 = 8;
 
@@ -87,6 +93,8 @@ pub struct Core {
     /// When the worker will look again by itself.
     promised: AtomicU64,
     caller_turns: AtomicU64,
+    /// When a caller last turned the engine.
+    caller_at: AtomicU64,
     /// Polls that found the lock taken: they count as callers that would drive. May miss some of threads that meet here.
     turned_away: AtomicU64,
     /// How many of them there were since a caller's turn ended last (lower half), and the count of turns then (upper half).
@@ -212,6 +220,7 @@ impl Core {
             own: own.clone(),
             promised: AtomicU64::new(0),
             caller_turns: AtomicU64::new(0),
+            caller_at: AtomicU64::new(0),
             turned_away: AtomicU64::new(0),
             in_a_row: AtomicU64::new(0),
             verb_faults: Own::new(OnceLock::new()),
@@ -549,6 +558,7 @@ impl Core {
         // Only whoever holds the lock writes it. A turn that moved packets takes as long as many that did not.
         let weight = if turn.progressed { BUSY_TURN } else { 1 };
         self.caller_turns.store(self.caller_turns.load(Ordering::Relaxed) + weight, Ordering::Relaxed);
+        self.caller_at.store(now.0, Ordering::Relaxed);
         let breath = engine.takes_breath();
         self.release(guard, now, Some(turn));
         if breath {
@@ -651,10 +661,20 @@ impl Core {
 
 impl Drive for Core {
     fn turn(&self, now: Time) -> Turned {
-        let mut guard = self.gate.wait();
+        // Who is inside comes out soon. To sleep until then would keep others out for as long as the wake takes: nobody is let past who waits.
+        let soon = (0..TRIES).find_map(|_| {
+            self.gate.try_enter().or_else(|| {
+                std::hint::spin_loop();
+                None
+            })
+        });
+        let mut guard = soon.unwrap_or_else(|| self.gate.wait());
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
-        let turn = engine.turn(now, ports, self.gate.bells(), self.config.budget);
+        // A caller that was here a moment ago may be waiting for what comes in now, and post an answer with which the ACK goes. If it does not, the
+        // next turn sends it.
+        let hold_acks = now.since(self.last_caller_turn()) < RECENT_NS;
+        let turn = engine.turn(now, ports, self.gate.bells(), Budget { hold_acks, ..self.config.budget });
         // What the worker is told now is what it will do: nobody needs to kick it for that.
         let deadline = if turn.ready { Some(now) } else { turn.next_deadline };
         self.promised.store(deadline.map_or(u64::MAX, |d| d.0), Ordering::Relaxed);
@@ -669,5 +689,9 @@ impl Drive for Core {
 
     fn caller_turns(&self) -> u64 {
         self.caller_turns.load(Ordering::Relaxed).wrapping_add(self.turned_away.load(Ordering::Relaxed))
+    }
+
+    fn last_caller_turn(&self) -> Time {
+        Time(self.caller_at.load(Ordering::Relaxed))
     }
 }
