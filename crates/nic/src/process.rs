@@ -23,7 +23,6 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use scalefabric_verbs::{Errno, VerbsError};
@@ -267,11 +266,57 @@ impl Drop for Making {
     }
 }
 
-/// Registers the fork handlers; the first time only.
+/// Something that is done once in a program, such as the registering of handlers. A child that is forked while another thread is at it does not wait
+/// for that thread, which it does not have, as with `std::sync::Once`: it does the thing itself, so that there it may be done twice.
+#[derive(Debug)]
+pub struct Registered(AtomicI32);
+
+impl Registered {
+    const DONE: i32 = i32::MAX;
+
+    /// Not done yet.
+    pub const fn new() -> Self {
+        Self(AtomicI32::new(0))
+    }
+
+    /// Does it, or waits until another thread of this process has.
+    #[inline]
+    pub fn once(&self, register: impl FnOnce()) {
+        if self.0.load(Ordering::Acquire) != Self::DONE {
+            self.slowly(register);
+        }
+    }
+
+    #[cold]
+    fn slowly(&self, register: impl FnOnce()) {
+        // Who is at it, by the number of its process.
+        let ours = number();
+        loop {
+            match self.0.load(Ordering::Acquire) {
+                Self::DONE => return,
+                other if other == ours => std::thread::yield_now(),
+                other => {
+                    if self.0.compare_exchange(other, ours, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                        register();
+                        return self.0.store(Self::DONE, Ordering::Release);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Default for Registered {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Registers the fork handlers; the first time only. They may stand twice in a child: each undoes what it did.
 fn watch_forks() {
-    static ONCE: Once = Once::new();
+    static WATCHED: Registered = Registered::new();
     // SAFETY: three functions that live as long as the program.
-    ONCE.call_once(|| unsafe {
+    WATCHED.once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(child_handler));
         OWNER.store(number(), Ordering::Relaxed);
     });
@@ -310,9 +355,9 @@ extern "C" fn exit_handler() {
 
 /// Fails once the process has begun to end. Otherwise makes sure that it will end in order.
 pub(crate) fn check_not_ending() -> Result<(), VerbsError> {
-    static ONCE: Once = Once::new();
-    // SAFETY: a function that lives as long as the program.
-    ONCE.call_once(|| unsafe {
+    static ORDERLY: Registered = Registered::new();
+    // SAFETY: a function that lives as long as the program, and may be called twice.
+    ORDERLY.once(|| unsafe {
         libc::atexit(exit_handler);
     });
     if ENDING.load(Ordering::Acquire) {
@@ -346,5 +391,50 @@ pub fn after_fork_in_child() {
         if silent >= 0 {
             libc::close(silent);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_forked_while_another_thread_registers_registers_by_itself() {
+        static ONCE: Registered = Registered::new();
+        static IS_AT_IT: AtomicBool = AtomicBool::new(false);
+        static MAY_END: AtomicBool = AtomicBool::new(false);
+        static TIMES: AtomicU32 = AtomicU32::new(0);
+        let busy = std::thread::spawn(|| {
+            ONCE.once(|| {
+                IS_AT_IT.store(true, Ordering::SeqCst);
+                while !MAY_END.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                TIMES.fetch_add(1, Ordering::SeqCst);
+            });
+        });
+        while !IS_AT_IT.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child does nothing but what is tested, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // Ends it if it waits after all.
+            // SAFETY: plain system calls.
+            unsafe { libc::alarm(20) };
+            for _ in 0..2 {
+                ONCE.once(|| drop(TIMES.fetch_add(1, Ordering::SeqCst)));
+            }
+            // SAFETY: nothing of the parent's runs in the child.
+            unsafe { libc::_exit(TIMES.load(Ordering::SeqCst) as i32) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of ours and room for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1, "status {status:#x}");
+        MAY_END.store(true, Ordering::SeqCst);
+        busy.join().unwrap();
+        ONCE.once(|| drop(TIMES.fetch_add(1, Ordering::SeqCst)));
+        assert_eq!(TIMES.load(Ordering::SeqCst), 1);
     }
 }

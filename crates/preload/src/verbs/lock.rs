@@ -1,9 +1,11 @@
 //! The locks of the door's own tables. None is held across a fork: a fork waits for those who are inside, so that the child
 //! finds every table whole and every lock free.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use scalefabric_nic::process::Registered;
 
 /// Whoever is in a table reads it; a fork writes it.
 struct Gate(UnsafeCell<libc::pthread_rwlock_t>);
@@ -13,31 +15,62 @@ unsafe impl Sync for Gate {}
 
 static GATE: Gate = Gate(UnsafeCell::new(libc::PTHREAD_RWLOCK_INITIALIZER));
 
+thread_local! {
+    /// How often this thread, which forks, has closed the gate: the handlers may be registered twice.
+    static CLOSED: Cell<u32> = const { Cell::new(0) };
+}
+
 extern "C" fn close() {
-    // SAFETY: a static lock.
-    unsafe { libc::pthread_rwlock_wrlock(GATE.0.get()) };
+    if CLOSED.replace(CLOSED.get() + 1) == 0 {
+        // SAFETY: a static lock.
+        unsafe { libc::pthread_rwlock_wrlock(GATE.0.get()) };
+    }
+}
+
+/// Whether the gate is to be opened.
+fn was_last() -> bool {
+    CLOSED.set(CLOSED.get().saturating_sub(1));
+    CLOSED.get() == 0
 }
 
 extern "C" fn open() {
-    // SAFETY: held by this thread.
-    unsafe { libc::pthread_rwlock_unlock(GATE.0.get()) };
+    if was_last() {
+        leave();
+    }
 }
 
 /// The child's thread has another number than the one that closed the gate, and could not open it: it makes it anew.
 extern "C" fn renew() {
-    // SAFETY: the child has no other thread.
-    unsafe { GATE.0.get().write(libc::PTHREAD_RWLOCK_INITIALIZER) };
+    if was_last() {
+        // SAFETY: the child has no other thread.
+        unsafe { GATE.0.get().write(libc::PTHREAD_RWLOCK_INITIALIZER) };
+    }
+}
+
+fn leave() {
+    // SAFETY: held by this thread.
+    unsafe { libc::pthread_rwlock_unlock(GATE.0.get()) };
+}
+
+/// When the library is loaded: a fork that had begun before the handlers were there would find a lock taken behind its back.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = register;
+
+extern "C" fn register() {
+    static REGISTERED: Registered = Registered::new();
+    // SAFETY: functions that only touch the gate, which nobody has for long; the library is never unloaded.
+    REGISTERED.once(|| unsafe {
+        libc::pthread_atfork(Some(close), Some(open), Some(renew));
+    });
 }
 
 struct Inside;
 
 impl Inside {
     fn enter() -> Self {
-        static REGISTERED: Once = Once::new();
-        // SAFETY: functions that only touch the gate, which is released below; the library is never unloaded.
-        REGISTERED.call_once(|| unsafe {
-            libc::pthread_atfork(Some(close), Some(open), Some(renew));
-        });
+        // Where a linker has left the above out.
+        register();
         // SAFETY: a static lock.
         unsafe { libc::pthread_rwlock_rdlock(GATE.0.get()) };
         Self
@@ -46,7 +79,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        open();
+        leave();
     }
 }
 
