@@ -269,9 +269,9 @@ impl Drop for Making {
 /// Something that is done once in a program, such as the registering of handlers. A child that is forked while another thread is at it does not wait
 /// for that thread, which it does not have, as with `std::sync::Once`: it does the thing itself, so that there it may be done twice.
 #[derive(Debug)]
-pub struct Registered(AtomicI32);
+pub struct DoneOnce(AtomicI32);
 
-impl Registered {
+impl DoneOnce {
     const DONE: i32 = i32::MAX;
 
     /// Not done yet.
@@ -306,7 +306,7 @@ impl Registered {
     }
 }
 
-impl Default for Registered {
+impl Default for DoneOnce {
     fn default() -> Self {
         Self::new()
     }
@@ -314,7 +314,7 @@ impl Default for Registered {
 
 /// Registers the fork handlers; the first time only. They may stand twice in a child: each undoes what it did.
 fn watch_forks() {
-    static WATCHED: Registered = Registered::new();
+    static WATCHED: DoneOnce = DoneOnce::new();
     // SAFETY: three functions that live as long as the program.
     WATCHED.once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(child_handler));
@@ -355,7 +355,7 @@ extern "C" fn exit_handler() {
 
 /// Fails once the process has begun to end. Otherwise makes sure that it will end in order.
 pub(crate) fn check_not_ending() -> Result<(), VerbsError> {
-    static ORDERLY: Registered = Registered::new();
+    static ORDERLY: DoneOnce = DoneOnce::new();
     // SAFETY: a function that lives as long as the program, and may be called twice.
     ORDERLY.once(|| unsafe {
         libc::atexit(exit_handler);
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_child_forked_while_another_thread_registers_registers_by_itself() {
-        static ONCE: Registered = Registered::new();
+        static ONCE: DoneOnce = DoneOnce::new();
         static IS_AT_IT: AtomicBool = AtomicBool::new(false);
         static MAY_END: AtomicBool = AtomicBool::new(false);
         static TIMES: AtomicU32 = AtomicU32::new(0);

@@ -5,7 +5,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use scalefabric_nic::process::Registered;
+use scalefabric_nic::process::DoneOnce;
 
 /// Whoever is in a table reads it; a fork writes it.
 struct Gate(UnsafeCell<libc::pthread_rwlock_t>);
@@ -58,7 +58,7 @@ fn leave() {
 static AT_LOAD: extern "C" fn() = register;
 
 extern "C" fn register() {
-    static REGISTERED: Registered = Registered::new();
+    static REGISTERED: DoneOnce = DoneOnce::new();
     // SAFETY: functions that only touch the gate, which nobody has for long; the library is never unloaded.
     REGISTERED.once(|| unsafe {
         libc::pthread_atfork(Some(close), Some(open), Some(renew));
