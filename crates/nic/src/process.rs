@@ -404,6 +404,9 @@ mod tests {
         static IS_AT_IT: AtomicBool = AtomicBool::new(false);
         static MAY_END: AtomicBool = AtomicBool::new(false);
         static TIMES: AtomicU32 = AtomicU32::new(0);
+        fn again() {
+            TIMES.fetch_add(1, Ordering::SeqCst);
+        }
         let busy = std::thread::spawn(|| {
             ONCE.once(|| {
                 IS_AT_IT.store(true, Ordering::SeqCst);
@@ -423,7 +426,7 @@ mod tests {
             // SAFETY: plain system calls.
             unsafe { libc::alarm(20) };
             for _ in 0..2 {
-                ONCE.once(|| drop(TIMES.fetch_add(1, Ordering::SeqCst)));
+                ONCE.once(again);
             }
             // SAFETY: nothing of the parent's runs in the child.
             unsafe { libc::_exit(TIMES.load(Ordering::SeqCst) as i32) };
@@ -434,7 +437,7 @@ mod tests {
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1, "status {status:#x}");
         MAY_END.store(true, Ordering::SeqCst);
         busy.join().unwrap();
-        ONCE.once(|| drop(TIMES.fetch_add(1, Ordering::SeqCst)));
+        ONCE.once(again);
         assert_eq!(TIMES.load(Ordering::SeqCst), 1);
     }
 }
