@@ -322,12 +322,12 @@ fn a_server_outlives_strangers_and_clients_that_die() {
         text
     };
     assert!(say(b"GET / HTTP/1.1\r\n\r\n").contains("not part of the exchange"));
-    let hello = "{\"hello\":{\"exchange\":1,\"version\":\"0\"}}\n";
+    let hello = "{\"hello\":{\"exchange\":2,\"version\":\"0\"}}\n";
     assert!(say(b"{\"hello\":{\"exchange\":99,\"version\":\"9.9.9\"}}\n").contains("use one version"));
     let plan = |qps: u64, largest: u64| {
         format!(
             "{hello}{{\"plan\":{{\"verb\":\"write\",\"transport\":\"RC\",\"largest\":{largest},\"qps\":{qps},\"tx_depth\":1,\"rx_depth\":1,\
-             \"post_list\":1,\"signal_every\":1,\"inline_bytes\":0,\"both_directions\":false,\"events\":false,\"path_mtu\":null,\"rdma_cm\":false,\"reads_data\":false,\"memory\":\"device\"}}}}\n"
+             \"post_list\":1,\"signal_every\":1,\"inline_bytes\":0,\"both_directions\":false,\"events\":false,\"path_mtu\":null,\"rdma_cm\":false,\"reads_data\":false,\"waits_for_completion\":false,\"memory\":\"device\"}}}}\n"
         )
     };
     for (qps, largest, part) in [(0, 8, "-q 0"), (4_000_000_000, 8, "-q"), (1, 0, "-s 0"), (1, 4_000_000_000, "-s")] {

@@ -199,6 +199,13 @@ impl Egress {
         self.trains.is_empty()
     }
 
+    /// True if one packet waits that a shorter one may join, and nothing else.
+    #[inline]
+    pub fn is_joinable_one(&self) -> bool {
+        let is_one = |train: &Waiting| train.count == 1 && !train.closed;
+        self.max_train > 1 && self.trains.len() == 1 && self.trains.front().is_some_and(is_one)
+    }
+
     /// True while the port refuses trains.
     #[inline]
     pub fn is_blocked(&self) -> bool {

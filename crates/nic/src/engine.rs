@@ -5,6 +5,7 @@
 //! run the engine that ships. One thread at a time is inside ([`drive::Core`] holds the lock); the cost of a packet does not
 //! depend on how many QPs are idle.
 
+mod apart;
 pub mod control;
 pub mod direct;
 pub mod doorbell;
@@ -52,6 +53,9 @@ const MAX_HELD: usize = 64;
 /// How long a held ACK waits if nobody turns the engine, ns: as long as the worker stands aside from callers that poll.
 /// A smaller time would wake it for each message.
 const HOLD_NS: u64 = 1_000_000;
+
+/// How long a held ACK waits, ns, for one that is on its way to us: longer than an ACK that goes apart is behind its request.
+const HOPE_NS: u64 = 2_000;
 
 /// Bytes of UC and UD that leave before others are let onto the processor: a receiver on the same one, or behind us in its
 /// queue, has no other way to hold us back. A small part of a receive buffer.
@@ -109,6 +113,8 @@ pub(crate) struct Nic {
     received: Time,
     /// Datagrams taken in whose ACKs are held back.
     held: usize,
+    /// Since when.
+    held_since: Time,
 }
 
 impl Engine {
@@ -156,6 +162,7 @@ impl Engine {
             last: Time(0),
             received: Time(0),
             held: 0,
+            held_since: Time(0),
         };
         Self { accessor, nic }
     }
@@ -216,8 +223,11 @@ impl Engine {
             nic.fabric.run_late(now);
         }
         if budget.hold_acks && taken > 0 && nic.held + taken <= MAX_HELD {
+            if nic.held == 0 {
+                nic.held_since = now;
+            }
             nic.held += taken;
-        } else {
+        } else if !(budget.hold_acks && taken == 0 && nic.hopes_for_ack(now)) {
             nic.acknowledge(now, &access, ports);
         }
         if nic.fabric.faults.is_some() {
@@ -361,9 +371,13 @@ impl Nic {
     }
 
     /// Ends the batch: one ACK for each QP covers what came together. Requests have left before it, so that an ACK, which is
-    /// shorter than any of them, can close their train instead of making one of its own.
+    /// shorter than any of them, can close their train instead of making one of its own, unless it [goes apart](apart::Habit).
     fn acknowledge(&mut self, now: Time, memory: &Access<'_>, ports: &mut [Box<dyn Port>]) {
         self.held = 0;
+        if self.request_goes_first() {
+            self.flush(ports);
+            ports.iter_mut().for_each(|port| port.flush());
+        }
         let mut touched = core::mem::take(&mut self.touched);
         for qp in touched.drain(..) {
             let owes = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
@@ -375,6 +389,25 @@ impl Nic {
             }
         }
         self.touched = touched;
+    }
+
+    /// Whether ACKs are held of a QP whose one request may be acknowledged any moment, behind the request that came: then the application is likely
+    /// to post. If its ACK left before that, a peer that only waits for this ACK would look at memory from then on, and no more for packets.
+    fn hopes_for_ack(&self, now: Time) -> bool {
+        self.held > 0
+            && now.since(self.held_since) < HOPE_NS
+            && matches!(self.touched[..], [qp] if self.qps.get(usize::from(qp)).is_some_and(|e| e.transport.packets_under_way() == 1))
+    }
+
+    /// Whether a request waits that is to leave before an ACK joins its train.
+    fn request_goes_first(&mut self) -> bool {
+        let [qp] = self.touched[..] else { return false };
+        let Some(entry) = self.qps.get_mut(usize::from(qp)) else { return false };
+        let QpEntry { transport, side, habit, .. } = &mut **entry;
+        let port = usize::from(side.port_num.max(1)) - 1;
+        self.fabric.egress[port].is_joinable_one()
+            && transport.owes_plain_ack()
+            && habit.goes_apart(transport.packets_under_way())
     }
 
     fn take(&mut self, now: Time, memory: &Access<'_>, port_num: u8, datagram: &Datagram<'_>) {

@@ -303,6 +303,18 @@ impl QueuePair {
         self.requester.counted(&self.ctx)
     }
 
+    /// Packets of requests that left and are not acknowledged; a READ counts for each packet of its answer.
+    #[inline]
+    pub fn packets_under_way(&self) -> u32 {
+        self.requester.packets_under_way()
+    }
+
+    /// Whether the peer is owed an ACK and nothing else.
+    #[inline]
+    pub fn owes_plain_ack(&self) -> bool {
+        self.responder.owes_plain_ack()
+    }
+
     /// Whether its next request waits for [`Host::window`]: who sees to it that there is room lets it transmit then.
     #[inline]
     pub fn waits_for_window(&self) -> bool {

@@ -98,6 +98,9 @@ pub struct ClientOptions {
     /// The receiver copies out what arrived before it answers (latency of WRITEs and SENDs over RC)
     #[arg(long)]
     pub read_data: bool,
+    /// Both ends take the completion of what they sent before they look for the answer, as perftest does (latency of WRITEs and SENDs)
+    #[arg(long)]
+    pub wait_completion: bool,
     /// Where the memory comes from
     #[arg(long, value_enum, default_value = "device")]
     pub memory: Memory,
@@ -219,6 +222,11 @@ pub fn asked(verb: Verb, options: &ClientOptions) -> Result<Asked, Failure> {
             "--read-data is for the latency of WRITEs and SENDs: elsewhere nobody is told that data arrived",
         );
     }
+    if options.wait_completion && (bw || verb.is_round_trip()) {
+        return refuse(
+            "--wait-completion is for the latency of WRITEs and SENDs: a READ or an atomic is there when its completion is, and bandwidth tests count completions",
+        );
+    }
     let sizes = sizes(verb, options);
     let largest = sizes.iter().copied().max().unwrap_or(1);
     if largest > LARGEST || sizes.contains(&0) {
@@ -246,6 +254,7 @@ pub fn asked(verb: Verb, options: &ClientOptions) -> Result<Asked, Failure> {
         path_mtu: options.mtu,
         rdma_cm: options.rdma_cm,
         reads_data: options.read_data,
+        waits_for_completion: options.wait_completion,
         memory: options.memory,
     };
     plan.check().map_err(Failure::usage)?;

@@ -388,6 +388,7 @@ mod tests {
             path_mtu: None,
             rdma_cm: false,
             reads_data: false,
+            waits_for_completion: false,
             memory: Memory::Device,
         }
     }

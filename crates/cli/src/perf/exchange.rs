@@ -12,7 +12,7 @@ use scalefabric_verbs::{OpKind, QpType};
 use serde::{Deserialize, Serialize};
 
 /// Version of this exchange. Two different ones refuse each other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Version of the program.
 pub const PROGRAM_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -134,6 +134,8 @@ pub struct Plan {
     pub rdma_cm: bool,
     /// Whoever receives copies out what arrived (latency of WRITEs and SENDs).
     pub reads_data: bool,
+    /// Whoever has sent takes the completion before looking for the answer (latency of WRITEs and SENDs).
+    pub waits_for_completion: bool,
     /// Where the memory comes from.
     pub memory: Memory,
 }
@@ -358,6 +360,7 @@ mod tests {
             path_mtu: None,
             rdma_cm: false,
             reads_data: false,
+            waits_for_completion: false,
             memory: Memory::Device,
         }
     }

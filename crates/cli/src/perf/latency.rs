@@ -118,6 +118,13 @@ fn ping(
             from = posted;
         }
         let mut idle = 0;
+        while connection.plan.waits_for_completion && untaken > 0 {
+            untaken = untaken.saturating_sub(connection.take_sends(&mut done)?);
+            if connection.is_to_look(idle) {
+                watch.wait(Instant::now(), "the completion of a message")?;
+            }
+            connection.pause(&mut idle)?;
+        }
         let answered = loop {
             let is_there = match connection.plan.verb {
                 Verb::Write => {
@@ -246,6 +253,7 @@ pub fn answer(connection: &Connection, step: &Step, watch: &mut Watch<'_>) -> Re
     loop {
         let mut answers = 0;
         match connection.plan.verb {
+            _ if connection.plan.waits_for_completion && untaken > 0 => {}
             Verb::Write => {
                 let byte = connection.last_byte_soon(lane, untaken, |byte| byte != last)?;
                 if byte != last {
@@ -264,7 +272,7 @@ pub fn answer(connection: &Connection, step: &Step, watch: &mut Watch<'_>) -> Re
         }
         arrived += answers as u64;
         untaken += answers;
-        if answers > 0 && untaken < UNTAKEN {
+        if answers > 0 && untaken < UNTAKEN && !connection.plan.waits_for_completion {
             idle = 0;
             continue;
         }

@@ -50,6 +50,7 @@ fn head(measured: &Measured) -> String {
     add(true, if plan.events { "events".to_owned() } else { "polling".to_owned() });
     add(plan.rdma_cm, "rdma_cm".to_owned());
     add(plan.reads_data, "data read".to_owned());
+    add(plan.waits_for_completion, "completions waited for".to_owned());
     add(plan.memory == crate::perf::exchange::Memory::Heap, "memory of the heap".to_owned());
     add(true, format!("path MTU {}", measured.path_mtu));
     text
@@ -198,7 +199,7 @@ pub fn json(measured: &Measured) -> Value {
             "qps": plan.qps, "tx_depth": plan.tx_depth, "rx_depth": plan.rx_depth, "post_list": plan.post_list,
             "cq_mod": plan.signal_every, "inline_bytes": plan.inline_bytes, "both_directions": plan.both_directions,
             "events": plan.events, "rdma_cm": plan.rdma_cm, "path_mtu": measured.path_mtu,
-            "reads_data": plan.reads_data, "memory": plan.memory,
+            "reads_data": plan.reads_data, "waits_for_completion": plan.waits_for_completion, "memory": plan.memory,
         },
         "clock_overhead_ns": measured.clock_ns,
         "direct_requests": measured.direct_requests,
@@ -270,6 +271,7 @@ mod tests {
             path_mtu: None,
             rdma_cm: true,
             reads_data: true,
+            waits_for_completion: true,
             memory: Memory::Heap,
         };
         Measured {

@@ -15,6 +15,7 @@ use scalefabric_verbs::{
     Srqn, VerbsError, WcStatus,
 };
 
+use super::apart::Habit;
 use super::direct::DirectRoute;
 use super::entry::{CqEntry, Late, NO_CQ, QpEntry, QpShared, QpSide, Route, SrqShared};
 use super::{Engine, Nic, takes_multicast};
@@ -286,6 +287,7 @@ impl Nic {
                 batch: 0,
                 wake_at: None,
                 groups: 0,
+                habit: Habit::default(),
             })
         });
         let index = index.ok_or_else(|| full("queue pairs", limit))?;

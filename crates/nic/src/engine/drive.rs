@@ -174,7 +174,7 @@ impl Core {
 
     fn build(
         mut config: NicConfig,
-        ports: Vec<Box<dyn Port>>,
+        mut ports: Vec<Box<dyn Port>>,
         counters: Vec<CountersHandle>,
         seed: Seed,
         clock: Clock,
@@ -192,6 +192,9 @@ impl Core {
             return Err(VerbsError::invalid(format!("slot {} is never given out: use 1 to 254", config.slot)));
         }
         config.attr.phys_port_cnt = ports.len() as u8;
+        if !config.congestion.is_none() {
+            ports.iter_mut().for_each(|port| port.tell_headers());
+        }
         let entries = config.attr.max_mr.saturating_add(config.attr.max_mw).clamp(1, 1 << 20);
         let registry = Registry::new(&config.attr);
         let (memory, accessor) = match &direct {

@@ -10,6 +10,7 @@ use scalefabric_wire::icrc::Flow;
 
 use crate::completion::{Channel, Producer};
 use crate::egress::Way;
+use crate::engine::apart::Habit;
 use crate::engine::direct::DirectRoute;
 use crate::events::Events;
 use crate::memory::PdId;
@@ -200,6 +201,8 @@ pub struct QpEntry {
     pub wake_at: Option<Time>,
     /// Multicast groups that it is attached to.
     pub groups: u32,
+    /// Whether its application waits for ACKs.
+    pub habit: Habit,
 }
 
 /// A CQ, as the engine sees it.

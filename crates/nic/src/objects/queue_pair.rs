@@ -134,6 +134,10 @@ impl QpObject {
         recv_cq.map_or(Ok(()), CqObject::check)?;
         srq.map_or(Ok(()), SrqObject::check)?;
         let shared = held.engine.nic().add_qp(new)?;
+        if init.qp_type == QpType::Ud {
+            // The GRH of what it receives shows them.
+            held.ports.iter_mut().for_each(|port| port.tell_headers());
+        }
         if let Some(srq) = srq {
             srq.shared().users.fetch_add(1, Ordering::AcqRel);
         }
@@ -302,7 +306,10 @@ impl QueuePair for QpObject {
     }
 
     fn set_congestion(&self, name: &str) -> Result<(), VerbsError> {
-        self.hold()?.engine.nic().set_congestion(self.shared.index(), name)
+        let mut held = self.hold()?;
+        // It is also who answers marks.
+        held.ports.iter_mut().for_each(|port| port.tell_headers());
+        held.engine.nic().set_congestion(self.shared.index(), name)
     }
 
     fn congestion(&self) -> Option<CongestionState> {

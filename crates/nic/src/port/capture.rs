@@ -266,7 +266,8 @@ pub struct CapturePort<P> {
 
 impl<P: Port> CapturePort<P> {
     /// Puts a tape around a port.
-    pub fn new(inner: P, tape: Tape) -> Self {
+    pub fn new(mut inner: P, tape: Tape) -> Self {
+        inner.tell_headers();
         Self { inner, tape, now_ns: 0 }
     }
 }
@@ -322,6 +323,10 @@ impl<P: Port> Port for CapturePort<P> {
 
     fn deadline(&self) -> Option<u64> {
         self.inner.deadline()
+    }
+
+    fn tell_headers(&mut self) {
+        self.inner.tell_headers();
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -277,7 +277,10 @@ pub struct FaultPort<P> {
 impl<P: Port> FaultPort<P> {
     /// Puts faults around a port. With a tape, what comes is recorded as it was on
     /// the wire and what goes as the engine sent it, with what was done to it.
-    pub fn new(inner: P, spec: &FaultSpec, tape: Option<Tape>) -> Self {
+    pub fn new(mut inner: P, spec: &FaultSpec, tape: Option<Tape>) -> Self {
+        if tape.is_some() {
+            inner.tell_headers();
+        }
         let counters = Arc::new(FaultCounters::default());
         Self {
             inner,
@@ -513,6 +516,10 @@ impl<P: Port> Port for FaultPort<P> {
 
     fn deadline(&self) -> Option<u64> {
         [self.receiving.deadline(), self.sending.deadline(), self.inner.deadline()].into_iter().flatten().min()
+    }
+
+    fn tell_headers(&mut self) {
+        self.inner.tell_headers();
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -107,6 +107,10 @@ pub trait Port: Send {
         None
     }
 
+    /// From now on datagrams tell their true traffic class and TTL or hop limit. Until then a port may give 0 and 64 where asking would cost each datagram:
+    /// only datagram QPs, captures and congestion control look at them. The traffic class is left out at most where no switch can have marked it.
+    fn tell_headers(&mut self) {}
+
     /// Joins a multicast group.
     fn join(&mut self, _group: IpAddr) -> std::io::Result<()> {
         Ok(())
@@ -165,6 +169,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn deadline(&self) -> Option<u64> {
         (**self).deadline()
+    }
+    fn tell_headers(&mut self) {
+        (**self).tell_headers();
     }
     fn join(&mut self, group: IpAddr) -> std::io::Result<()> {
         (**self).join(group)

@@ -231,6 +231,8 @@ pub struct UdpPort {
     scratch: Vec<u8>,
     max_train: usize,
     flow_labels: bool,
+    /// All receive sockets tell traffic classes, TTLs and hop limits.
+    tells_headers: bool,
     egress_drops: u64,
     mailbox_drops: u64,
 }
@@ -262,6 +264,7 @@ impl UdpPort {
             scratch: Vec::new(),
             max_train: if options.gso { max_segments() } else { 1 },
             flow_labels: true,
+            tells_headers: false,
             egress_drops: 0,
             mailbox_drops: 0,
         };
@@ -314,6 +317,9 @@ impl UdpPort {
         }
         self.receivers = receivers;
         self.current = 0;
+        if self.tells_headers {
+            self.ask_for_headers();
+        }
         self.pools.retain(|pool| addresses.iter().any(|a| a.local == pool.local));
         for address in &addresses {
             if self.pools.iter().any(|pool| pool.local == address.local) {
@@ -325,6 +331,14 @@ impl UdpPort {
                 Ok(pool) => self.pools.push(pool),
                 // Without a pool what leaves from this address is counted as refused.
                 Err(e) => self.note_errno(e.raw_os_error().unwrap_or(0)),
+            }
+        }
+    }
+
+    fn ask_for_headers(&self) {
+        for receiver in &self.receivers {
+            if let Err(e) = socket::tell_headers(receiver.socket.as_raw_fd(), receiver.dst.is_ipv6()) {
+                self.note_errno(e.raw_os_error().unwrap_or(0));
             }
         }
     }
@@ -631,6 +645,12 @@ impl Port for UdpPort {
     fn deadline(&self) -> Option<u64> {
         // What is still held back was blocked: try again soon.
         (!self.pending.is_empty()).then_some(0)
+    }
+
+    fn tell_headers(&mut self) {
+        if !std::mem::replace(&mut self.tells_headers, true) {
+            self.ask_for_headers();
+        }
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -299,6 +299,10 @@ impl Port for XdpPort {
         if self.waiting { Some(0) } else { self.udp.deadline() }
     }
 
+    fn tell_headers(&mut self) {
+        self.udp.tell_headers();
+    }
+
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         self.udp.join(group)
     }

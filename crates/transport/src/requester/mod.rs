@@ -362,7 +362,7 @@ impl Requester {
             if rule.rd_atomic && self.rd_outstanding >= u32::from(ctx.attr.max_rd_atomic) {
                 return idle;
             }
-            let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
+            let outstanding = self.packets_under_way();
             if outstanding + segment.psns >= Psn::MODULUS / 2 {
                 return idle;
             }
@@ -406,7 +406,7 @@ impl Requester {
                 // A window that has shrunk below what is under way waits for an answer. If none of that has asked for one, nobody owes it: one packet
                 // more goes and asks, or only the retransmission timer would end the silence.
                 Permission::WindowFull => {
-                    let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
+                    let outstanding = self.packets_under_way();
                     if self.rd_outstanding > 0 || self.ack_request.is_owed(outstanding) {
                         return idle;
                     }
@@ -416,6 +416,12 @@ impl Requester {
             }
         }
         Gate::Open { nothing_follows }
+    }
+
+    /// Packets that left and are not acknowledged.
+    #[inline]
+    pub(crate) fn packets_under_way(&self) -> u32 {
+        self.sending.psn.sub(self.acked.psn.get()).get()
     }
 
     /// A packet left.

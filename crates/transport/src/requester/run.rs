@@ -83,7 +83,7 @@ impl Requester {
     fn room_for(&self, ctx: &Context, shared: u32, cost: u32) -> Option<u32> {
         let after = self.inflight.checked_add(cost)?;
         let is_free = (self.inflight == 0 || after <= ctx.config.max_inflight_bytes) && self.counted(ctx) < shared;
-        let outstanding = self.sending.psn.sub(self.acked.psn.get()).get();
+        let outstanding = self.packets_under_way();
         (is_free && outstanding + 1 < Psn::MODULUS / 2).then_some(after)
     }
 

@@ -325,6 +325,12 @@ impl Responder {
         matches!(self.verdict, Verdict::None | Verdict::Ack) && self.resources.first_unsent().is_none()
     }
 
+    /// True if the peer is owed an ACK and nothing else.
+    #[inline]
+    pub fn owes_plain_ack(&self) -> bool {
+        self.verdict == Verdict::Ack && self.resources.first_unsent().is_none()
+    }
+
     /// When [`Responder::on_timer`] has something to do: never, the responder waits for packets only.
     pub fn deadline(&self) -> Option<Time> {
         None

@@ -305,7 +305,7 @@ fn door() -> Vec<Row> {
         ),
         (
             "perftest through the C door, speed of an 8 B WRITE / the same from Rust",
-            "write lat -s 8 --memory heap -I 0",
+            "write lat -s 8 --memory heap -I 0 --wait-completion",
             Figure::Latency,
         ),
     ];

@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-use super::socket::RawAddress;
+use super::socket::{RawAddress, recvmsg};
 use crate::port::Datagram;
 
 const UDP_GRO: i32 = 104;
@@ -121,7 +121,7 @@ impl Batch {
         if wanted == 1 {
             let header = &mut self.headers[0];
             // SAFETY: header, name, control block, vector and buffer are valid for the lengths given and not in use.
-            let length = unsafe { libc::recvmsg(socket, &raw mut header.msg_hdr, libc::MSG_DONTWAIT) };
+            let length = unsafe { recvmsg(socket, &mut header.msg_hdr, libc::MSG_DONTWAIT) };
             if length < 0 {
                 return length;
             }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::socket::{FIRST_SOURCE_PORT, LocalAddress, ROCE_PORT, RawAddress, open_named, open_send, share};
+use super::socket::{FIRST_SOURCE_PORT, LocalAddress, ROCE_PORT, RawAddress, open_named, open_send, sendmsg, share};
 use crate::port::Train;
 use crate::process::Descriptor;
 
@@ -99,7 +99,7 @@ pub(crate) fn send_to_port(socket: RawFd, scope: u32, train: &Train<'_>, port: u
         header.msg_controllen = control.len as _;
     }
     // SAFETY: everything the header points to lives on this stack or is borrowed from the train; the kernel only reads.
-    let n = unsafe { libc::sendmsg(socket, &raw const header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    let n = unsafe { sendmsg(socket, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     if n >= 0 {
         return Outcome::Sent;
     }

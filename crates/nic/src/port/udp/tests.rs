@@ -169,6 +169,12 @@ fn traffic_class_and_hop_limit_travel() {
         both[0].flush();
         let receiver = if n == 0 { 1 } else { 0 };
         let got = wait_for(&mut both[receiver], 1);
+        assert_eq!((got[0].traffic_class, got[0].hop_limit), (0, 64), "{a:?}: nobody asked");
+        both[receiver].tell_headers();
+        both[receiver].refresh();
+        both[0].send(&Train { bytes: &[8; 50], ..t });
+        both[0].flush();
+        let got = wait_for(&mut both[receiver], 1);
         assert_eq!((got[0].traffic_class, got[0].hop_limit), (106, 3), "{a:?}");
         assert_eq!((got[0].src, got[0].dst), (a.ip, b.ip));
         assert_eq!(got[0].flow_label, if n == 0 { 0 } else { 0x12345 });
