@@ -247,7 +247,8 @@ impl State {
             && let Ok(parsed) = Packet::parse(&packet.bytes)
         {
             if !packet.damaged && !self.endpoints[to].deaf {
-                self.tally.hear(to, &parsed.headers, self.now);
+                let waits = self.endpoints[to].blocked_until > self.now;
+                self.tally.hear(to, &parsed.headers, self.now, waits);
             }
             let bth = &parsed.headers.bth;
             let what = u64::from(bth.opcode.byte()) << 56 | u64::from(bth.psn.get()) << 32 | packet.bytes.len() as u64;

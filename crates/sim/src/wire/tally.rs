@@ -121,7 +121,8 @@ impl Tally {
         self.heard.iter().find(|heard| heard.nic == nic && heard.qpn == qpn)
     }
 
-    pub(super) fn hear(&mut self, nic: usize, headers: &Headers, now_ns: u64) {
+    /// An answer reaches a requester. `waits`: its port is blocked, so that it may have sent more than the wire has seen.
+    pub(super) fn hear(&mut self, nic: usize, headers: &Headers, now_ns: u64, waits: bool) {
         let info = headers.bth.opcode.info();
         let response =
             matches!(info.operation, Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse);
@@ -135,7 +136,9 @@ impl Tally {
         let nak = matches!(syndrome, Some(Syndrome::Nak(_)));
         let rnr = matches!(syndrome, Some(Syndrome::RnrNak(_)));
         if heard.asked.is_before(headers.bth.psn) {
-            // An answer to what was never asked (clause 9.7.5.1.1): not looked at.
+            // An answer to what was never asked (clause 9.7.5.1.1): not looked at. But a forged request may have brought about a NAK for one that waits
+            // at its port, and to its requester that is lost.
+            heard.fruitless += u32::from(waits && nak);
             return;
         }
         let mut acknowledged = headers.bth.psn.sub(u32::from(nak || rnr));
