@@ -272,3 +272,41 @@ fn ipv6_carries_the_same() {
     all_success(&w.nodes[0].poll(), &[1]);
     assert_eq!(read(&dst, 0, LEN), pattern(1, LEN));
 }
+
+#[test]
+fn an_ack_goes_with_the_request_or_behind_it_if_the_one_before_is_unacknowledged() {
+    if crate::DIRECT {
+        // Nothing is acknowledged.
+        return;
+    }
+    let mut w = World::new(2);
+    let [a, b] = w.connect(QpType::Rc);
+    let memory = [w.nodes[0].mr(64), w.nodes[1].mr(64)];
+    w.wire.hold(true);
+    let write = |w: &World, side: usize, wr_id| {
+        let (from, to) = (&memory[side], &memory[1 - side]);
+        let op = SendOp::Write { remote_addr: to.addr() + 8, rkey: to.rkey() };
+        send([&a, &b][side], wr_id, op, from, 0, 8);
+        w.nodes[side].nic.turn(scalefabric_transport::Time(w.now));
+    };
+    // The identification is the place in the train; an ACK has 20 bytes.
+    let left = |w: &World| w.wire.in_flight(|q| q.iter().map(|p| (p.ip_id, p.bytes.len())).collect::<Vec<_>>());
+    write(&w, 0, 1);
+    w.wire.deliver(1);
+    write(&w, 1, 2);
+    assert_eq!(left(&w), [(0, 40), (1, 20)], "nothing was unacknowledged: one train");
+    w.wire.deliver(2);
+    w.nodes[0].nic.turn(scalefabric_transport::Time(w.now));
+    // The ACK of the second is late, while the next request comes.
+    let late = w.wire.in_flight(|q| q.drain(..).collect::<Vec<_>>());
+    assert_eq!(late.iter().map(|p| p.bytes.len()).collect::<Vec<_>>(), [20]);
+    write(&w, 0, 3);
+    w.wire.deliver(1);
+    write(&w, 1, 4);
+    assert_eq!(left(&w), [(0, 40), (0, 20)], "the request first, then the ACK, each alone");
+    w.wire.in_flight(|q| q.extend(late));
+    w.wire.hold(false);
+    w.settle();
+    all_success(&w.nodes[0].poll(), &[1, 3]);
+    all_success(&w.nodes[1].poll(), &[2, 4]);
+}

@@ -143,7 +143,6 @@ fn receive_socket(local: LocalAddress, bound: IpAddr, buffer_bytes: usize, reuse
         // RoCEv2 leaves the UDP checksum 0 (annex A17.3.2: the ICRC does its work), and so does Linux's rxe. IPv6 sockets
         // throw such datagrams away unless told otherwise.
         set(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, &on)?;
-    } else {
     }
     // A switch may mark what passes it. None stands between two ends of the loopback, and who controls congestion there asks by `tell_headers`.
     if !bound.is_loopback() {
