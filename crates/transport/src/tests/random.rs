@@ -11,6 +11,9 @@ use crate::host::WqeOp;
 use crate::queue_pair::Config;
 use crate::testing::{Fate, Link, WHOLE};
 
+/// Packets with one PSN are lost less often than this; a requester tries eight times.
+const MOST_LOSSES: u32 = 6;
+
 /// xorshift64*: enough for a wire.
 struct Chance(u64);
 
@@ -108,8 +111,14 @@ fn run(plan: &Plan) -> Result<(), TestCaseError> {
         post(&mut link, n);
     }
     let (lost, doubled, late) = plan.faults;
-    let mut fate = |_: bool, _: &crate::testing::Packet| match chance.below(100) {
-        p if p < lost => Fate::Lost,
+    // How often each PSN was lost, there and back: the wire gives up before the requester, which promises no more than its tries.
+    let mut losses = alloc::collections::BTreeMap::<u32, u32>::new();
+    let mut fate = |_: bool, packet: &crate::testing::Packet| match chance.below(100) {
+        p if p < lost => {
+            let count = losses.entry(packet.headers.bth.psn.get()).or_default();
+            *count += 1;
+            if *count < MOST_LOSSES { Fate::Lost } else { Fate::Arrives }
+        }
         p if p < lost + doubled => Fate::Doubled,
         p if p < lost + doubled + late => Fate::Late(1 + chance.below(5) as usize),
         _ => Fate::Arrives,
