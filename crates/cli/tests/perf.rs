@@ -191,6 +191,8 @@ fn latency_of_every_operation_and_way_of_waiting() {
         ("write lat -n 20 -s 100000 -I 0", "one_way"),
         ("write lat -n 60 -R", "one_way"),
         ("write lat -n 60 -s 64K --read-data --memory heap", "one_way"),
+        ("write lat -n 60 --wait-completion", "one_way"),
+        ("send lat -n 60 -e --wait-completion", "one_way"),
         ("write lat -n 60 --transport uc", "one_way"),
         ("read lat -n 60 -s 4K", "round_trip"),
         ("read lat -n 60 -e", "round_trip"),

@@ -222,12 +222,10 @@ impl Engine {
         if !nic.fabric.late.is_empty() {
             nic.fabric.run_late(now);
         }
-        if budget.hold_acks && taken > 0 && nic.held + taken <= MAX_HELD {
-            if nic.held == 0 {
-                nic.held_since = now;
-            }
-            nic.held += taken;
-        } else if !(budget.hold_acks && taken == 0 && nic.hopes_for_ack(now)) {
+        let holds = if taken > 0 { nic.held + taken <= MAX_HELD } else { nic.hopes_for_ack(now) };
+        if budget.hold_acks && holds {
+            nic.hold(now, taken);
+        } else {
             nic.acknowledge(now, &access, ports);
         }
         if nic.fabric.faults.is_some() {
@@ -389,6 +387,14 @@ impl Nic {
             }
         }
         self.touched = touched;
+    }
+
+    /// Keeps the ACKs back for so many more datagrams.
+    fn hold(&mut self, now: Time, taken: usize) {
+        if self.held == 0 {
+            self.held_since = now;
+        }
+        self.held += taken;
     }
 
     /// Whether ACKs are held of a QP whose one request may be acknowledged any moment, behind the request that came: then the application is likely

@@ -352,6 +352,8 @@ mod tests {
             (Verb::Read, "bw h -I 8", "-I"),
             (Verb::Write, "bw h --read-data", "--read-data"),
             (Verb::Read, "lat h --read-data", "--read-data"),
+            (Verb::Write, "bw h --wait-completion", "--wait-completion"),
+            (Verb::FetchAdd, "lat h --wait-completion", "--wait-completion"),
             (Verb::Read, "bw h --transport uc", "RC"),
             (Verb::Write, "bw h --transport ud", "UD"),
             (Verb::FetchAdd, "lat h -s 16", "8 bytes"),

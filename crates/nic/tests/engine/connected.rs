@@ -310,3 +310,41 @@ fn an_ack_goes_with_the_request_or_behind_it_if_the_one_before_is_unacknowledged
     all_success(&w.nodes[0].poll(), &[1, 3]);
     all_success(&w.nodes[1].poll(), &[2, 4]);
 }
+
+#[test]
+fn a_held_ack_waits_a_little_for_the_one_that_is_owed_to_us() {
+    if crate::DIRECT {
+        // Nothing is acknowledged.
+        return;
+    }
+    for under_way in [false, true] {
+        // As the turns of a poller.
+        let mut w = World::with(2, 1, |config| config.budget.hold_acks = true);
+        let [a, b] = w.connect(QpType::Rc);
+        let memory = [w.nodes[0].mr(64), w.nodes[1].mr(64)];
+        let to = |n: usize| SendOp::Write { remote_addr: memory[n].addr() + 8, rkey: memory[n].rkey() };
+        w.wire.hold(true);
+        if under_way {
+            send(&b, 1, to(0), &memory[1], 0, 8);
+            w.nodes[1].nic.turn(scalefabric_transport::Time(w.now));
+        }
+        let ours = w.wire.in_flight(|q| q.drain(..).collect::<Vec<_>>());
+        assert_eq!(ours.len(), usize::from(under_way));
+        send(&a, 2, to(1), &memory[0], 0, 8);
+        w.nodes[0].nic.turn(scalefabric_transport::Time(w.now));
+        w.wire.deliver(1);
+        let acks = |w: &World, after: u64| {
+            w.nodes[1].nic.turn(scalefabric_transport::Time(w.now + after));
+            w.wire.in_flight(|q| q.len())
+        };
+        assert_eq!(acks(&w, 0), 0, "the turn that took the request in keeps its ACK");
+        assert_eq!(acks(&w, 1_999), usize::from(!under_way), "the next one finds nothing");
+        assert_eq!(acks(&w, 2_000), 1, "it does not wait for longer");
+        w.now += 2_000;
+        w.wire.in_flight(|q| q.extend(ours));
+        w.wire.hold(false);
+        w.advance(10_000_000);
+        all_success(&w.nodes[0].poll(), &[2]);
+        all_success(&w.nodes[1].poll(), if under_way { &[1] } else { &[] });
+    }
+}

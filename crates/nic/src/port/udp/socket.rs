@@ -158,7 +158,7 @@ fn receive_socket(local: LocalAddress, bound: IpAddr, buffer_bytes: usize, reuse
     Ok(socket)
 }
 
-/// Makes a receive socket tell the traffic class, the TTL and the hop limit of what it receives, which costs each datagram 0.05 to 0.1 µs each.
+/// Makes a receive socket tell the traffic class, the TTL and the hop limit of what it receives. Each of the two costs each datagram 0.05 to 0.1 µs.
 pub(crate) fn tell_headers(socket: RawFd, v6: bool) -> io::Result<()> {
     tell_traffic_class(socket, v6)?;
     let (level, name) =
