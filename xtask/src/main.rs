@@ -21,6 +21,7 @@ mod source;
 mod test;
 mod totals;
 mod validate;
+mod watchdog;
 mod wrappers;
 
 use clap::{Parser, Subcommand};

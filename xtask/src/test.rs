@@ -7,9 +7,12 @@ use crate::harness::{Failure, Harness};
 use crate::machine;
 use crate::process::{Outcome, cargo, shown};
 use crate::totals::Totals;
+use crate::watchdog;
 use clap::Args;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// Options of `test`.
 #[derive(Args)]
@@ -24,6 +27,10 @@ pub struct Options {
 
 /// A test that failed is tried again, alone, if no more than so many did: chance strikes a few, a fault strikes many.
 const TRIED_AGAIN: usize = 6;
+/// No test and no compiler is silent for so long on any machine that is worth testing on.
+const SILENCE: Duration = Duration::from_secs(15 * 60);
+/// How often it is looked whether the command has ended, or is silent.
+const LOOK: Duration = Duration::from_secs(2);
 /// Of what a failed test printed, so many lines are repeated at the end.
 const REPEATED_LINES: usize = 60;
 
@@ -117,10 +124,24 @@ fn harness(command: &mut Command) -> Harness {
             return harness;
         }
     };
-    for text in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-        let text = String::from_utf8_lossy(&text);
-        if harness.line(&text) {
-            println!("{text}");
+    let lines = read_lines(reader);
+    let mut heard = Instant::now();
+    loop {
+        match lines.recv_timeout(LOOK) {
+            Ok(text) => {
+                heard = Instant::now();
+                if harness.line(&text) {
+                    println!("{text}");
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            // A process that a test has left behind may hold the pipe for ever.
+            Err(RecvTimeoutError::Timeout) if !matches!(child.try_wait(), Ok(None)) => break,
+            Err(RecvTimeoutError::Timeout) if heard.elapsed() >= SILENCE => {
+                heard = Instant::now();
+                watchdog::end_test_binaries(&child);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
         }
     }
     let ended_well = child.wait().is_ok_and(|status| status.success());
@@ -130,6 +151,19 @@ fn harness(command: &mut Command) -> Harness {
         harness.has_died = true;
     }
     harness
+}
+
+/// The lines of a pipe, as they come.
+fn read_lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (line, lines) = channel();
+    std::thread::spawn(move || {
+        for text in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            if line.send(String::from_utf8_lossy(&text).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    lines
 }
 
 /// Runs a command that counts as one test.

@@ -134,7 +134,8 @@ impl Reason {
     }
 }
 
-/// A stream of bytes whose other end is a channel. It is closed when the stream is.
+/// A stream of bytes whose other end is a channel. It is closed when the stream is. What came and TLS does not read yet must
+/// not keep what TLS has to send: two sides that both send before they read would wait for each other for ever.
 fn carry(mut channel: Box<dyn Channel>) -> (DuplexStream, Reason) {
     let (ours, theirs) = tokio::io::duplex(PIPE);
     let reason = Reason::default();
@@ -142,9 +143,12 @@ fn carry(mut channel: Box<dyn Channel>) -> (DuplexStream, Reason) {
     tokio::spawn(async move {
         let (mut from_tls, mut to_tls) = tokio::io::split(theirs);
         let mut chunk = vec![0; CHUNK];
+        // A message that came, and how much of it TLS has taken. The next one is received when this one is through.
+        let (mut came, mut taken) = (Vec::new(), 0);
         let mut ended = false;
         loop {
-            // Both may be given up: a read of a pipe loses nothing, nor does a channel's receive.
+            let waits = taken < came.len();
+            // All may be given up: a read or write of a pipe loses nothing, nor does a channel's receive.
             tokio::select! {
                 read = from_tls.read(&mut chunk) => match read {
                     Ok(length @ 1..) => if let Err(error) = channel.send(&chunk[..length]).await {
@@ -154,10 +158,12 @@ fn carry(mut channel: Box<dyn Channel>) -> (DuplexStream, Reason) {
                     // Dropping the channel says goodbye, after what was sent.
                     _ => return,
                 },
-                message = channel.receive(), if !ended => match message {
-                    Ok(message) => if to_tls.write_all(&message).await.is_err() {
-                        return;
-                    },
+                written = to_tls.write(&came[taken..]), if waits => match written {
+                    Ok(length @ 1..) => taken += length,
+                    _ => return,
+                },
+                message = channel.receive(), if !waits && !ended => match message {
+                    Ok(message) => (came, taken) = (message, 0),
                     Err(error) => {
                         told.set(error);
                         // What TLS has not read yet stays readable; then it sees the end.

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// An exchange under test.
 #[derive(Clone)]
@@ -33,6 +34,7 @@ impl Subject {
 /// All cases, one after the other.
 pub async fn run(subject: &Subject) {
     messages_arrive_whole_in_order_and_once(subject).await;
+    both_sides_may_send_before_they_read(subject).await;
     lengths_outside_the_limits_are_refused_and_harm_nothing(subject).await;
     what_was_sent_before_closing_arrives(subject).await;
     a_receive_that_is_given_up_loses_nothing(subject).await;
@@ -75,6 +77,18 @@ async fn messages_arrive_whole_in_order_and_once(subject: &Subject) {
         }
     };
     tokio::join!(burst, reads);
+}
+
+/// The longest message is on its way in one direction, as far as it gets without a reader, when one starts in the other.
+async fn both_sides_may_send_before_they_read(subject: &Subject) {
+    let mut listener = subject.listen(9).await;
+    let (mut here, mut there) = subject.pair(&mut listener).await;
+    let (ping, pong) = (message(1, MAX_MESSAGE), message(2, MAX_MESSAGE));
+    here.send(&ping).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    there.send(&pong).await.unwrap();
+    assert!(there.receive().await.unwrap() == ping);
+    assert!(here.receive().await.unwrap() == pong);
 }
 
 async fn lengths_outside_the_limits_are_refused_and_harm_nothing(subject: &Subject) {
@@ -140,7 +154,8 @@ async fn nobody_there_is_unreachable(subject: &Subject) {
     let listener = subject.listen(5).await;
     let address = listener.address();
     drop(listener);
-    // Some withdraw in the background: until then a dial may wait its time.
+    // Some withdraw in the background: until then a dial may wait its time, which is long here.
+    tokio::time::sleep(Duration::from_millis(200)).await;
     let error = loop {
         match subject.dialling.dial(&address).await {
             Err(error) => break error,
