@@ -219,6 +219,13 @@ impl Egress {
         self.tail >= MAX_TRAIN_BYTES / 2 || self.trains.len() >= MAX_TRAINS
     }
 
+    /// How many packets of its size the train that is being built can still take.
+    pub fn rest_of_train(&self) -> usize {
+        let Some(open) = self.trains.back().filter(|train| !train.closed) else { return 0 };
+        let bytes = (MAX_TRAIN_BYTES - open.len).min(self.arena.len() - self.tail);
+        self.max_train.saturating_sub(open.count).min(bytes / open.segment.max(1))
+    }
+
     /// Sends what waits until the port blocks; returns true if something left.
     pub fn flush(&mut self, port: &mut dyn Port, batch: &mut Batch) -> bool {
         let mut progressed = false;

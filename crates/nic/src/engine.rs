@@ -716,7 +716,8 @@ impl Nic {
         served
     }
 
-    /// Lets a QP send, at most `budget` packets. A train leaves as soon as it is full, while its bytes are in the nearest cache.
+    /// Lets a QP send, at most `budget` packets and what then still fits into the train that is begun. A train leaves as soon as it is full, while its
+    /// bytes are in the nearest cache.
     fn transmit_from(
         &mut self,
         qp: u16,
@@ -726,6 +727,7 @@ impl Nic {
         budget: usize,
     ) -> Option<Next> {
         let mut left = budget;
+        let mut is_ending = false;
         loop {
             let before = left;
             let next = self.with_qp(qp, now, memory, Some(&*ports), |entry, host| {
@@ -739,6 +741,13 @@ impl Nic {
             if self.fabric.blocked || self.fabric.egress.iter().any(Egress::is_full) {
                 self.fabric.blocked = false;
                 self.flush(ports);
+            }
+            if left == 0 && next == Some(Next::Ready) && !is_ending {
+                is_ending = true;
+                left = self.fabric.egress.iter().map(Egress::rest_of_train).max().unwrap_or(0);
+                if left > 0 {
+                    continue;
+                }
             }
             let goes_on = next == Some(Next::Blocked) && left < before && left > 0;
             if !goes_on || self.fabric.egress.iter().any(Egress::is_blocked) {

@@ -38,6 +38,9 @@ pub trait Drive: Send + Sync {
     /// Takes the engine's lock and one turn.
     fn turn(&self, now: Time) -> Turned;
 
+    /// The same if nobody has the lock: who has it drives, or will. `None` if somebody has.
+    fn turn_if_free(&self, now: Time) -> Option<Turned>;
+
     /// Turns that callers of the library (not the worker) took or would have taken since the start; busy ones may count for
     /// several. While it moves fast, the worker keeps out of the way.
     fn caller_turns(&self) -> u64;
@@ -401,10 +404,11 @@ impl Thread {
     }
 
     /// Takes in what callers that have stopped polling have left behind; whether there was something. One turn: they may have been waiting for it, and
-    /// for the processor that this thread is on, to answer it.
+    /// for the processor that this thread is on, to answer it. None if a caller is inside: its last turn is long ago because this one is long.
     fn relieve(&self, drive: &dyn Drive, now: Time) -> bool {
-        self.shared.turns.fetch_add(1, Ordering::Relaxed);
-        drive.turn(now).busy
+        let turned = drive.turn_if_free(now);
+        self.shared.turns.fetch_add(u64::from(turned.is_some()), Ordering::Relaxed);
+        turned.is_some_and(|turned| turned.busy)
     }
 
     /// Sleeps until something is ready, somebody kicks, or `until`. Does the duty when it is due.
@@ -457,6 +461,8 @@ mod tests {
         turns_per_look: AtomicU64,
         /// They have stopped a moment ago.
         are_quiet: AtomicBool,
+        /// One of them is in the engine.
+        is_inside: AtomicBool,
         socket: Option<UnixDatagram>,
         taken: AtomicU64,
     }
@@ -472,6 +478,10 @@ mod tests {
             let got = self.socket.as_ref().is_some_and(|s| s.recv(&mut bytes).is_ok());
             self.taken.fetch_add(u64::from(got), Ordering::SeqCst);
             Turned { busy: got, deadline: *deadline }
+        }
+
+        fn turn_if_free(&self, now: Time) -> Option<Turned> {
+            (!self.is_inside.load(Ordering::SeqCst)).then(|| self.turn(now))
         }
 
         fn caller_turns(&self) -> u64 {
@@ -572,7 +582,13 @@ mod tests {
         let sleeps = worker.sleeps();
         until("it does not look from aside", || worker.sleeps() > sleeps + 10);
         assert_eq!(toy.taken.load(Ordering::SeqCst), 0, "it drove beside callers that poll");
+        // The last turn is long ago, because one takes long: to wait for its end would only keep the next one out.
+        toy.is_inside.store(true, Ordering::SeqCst);
         toy.are_quiet.store(true, Ordering::SeqCst);
+        let sleeps = worker.sleeps();
+        until("it does not look from aside", || worker.sleeps() > sleeps + 10);
+        assert_eq!(toy.taken.load(Ordering::SeqCst), 0, "it waited for a caller that drives");
+        toy.is_inside.store(false, Ordering::SeqCst);
         for taken in 1..=20 {
             until("the datagram was not taken", || toy.taken.load(Ordering::SeqCst) == taken);
             until("it left them", || worker.shared.is_aside.load(Ordering::SeqCst));

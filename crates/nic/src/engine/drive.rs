@@ -662,16 +662,9 @@ impl Core {
     }
 }
 
-impl Drive for Core {
-    fn turn(&self, now: Time) -> Turned {
-        // Who is inside comes out soon. To sleep until then would keep others out for as long as the wake takes: nobody is let past who waits.
-        let soon = (0..TRIES).find_map(|_| {
-            self.gate.try_enter().or_else(|| {
-                std::hint::spin_loop();
-                None
-            })
-        });
-        let mut guard = soon.unwrap_or_else(|| self.gate.wait());
+impl Core {
+    /// The worker's turn.
+    fn worker_turn(&self, mut guard: Inside<'_, State>, now: Time) -> Turned {
         memory_guard::ensure(now.0);
         let State { engine, ports } = &mut *guard;
         // A caller that was here a moment ago may be waiting for what comes in now, and post an answer with which the ACK goes. If it does not, the
@@ -688,6 +681,23 @@ impl Drive for Core {
         }
         self.serve();
         Turned { busy: turn.progressed || turn.ready, deadline }
+    }
+}
+
+impl Drive for Core {
+    fn turn(&self, now: Time) -> Turned {
+        // Who is inside comes out soon. To sleep until then would keep others out for as long as the wake takes: nobody is let past who waits.
+        let soon = (0..TRIES).find_map(|_| {
+            self.gate.try_enter().or_else(|| {
+                std::hint::spin_loop();
+                None
+            })
+        });
+        self.worker_turn(soon.unwrap_or_else(|| self.gate.wait()), now)
+    }
+
+    fn turn_if_free(&self, now: Time) -> Option<Turned> {
+        self.gate.try_enter().map(|guard| self.worker_turn(guard, now))
     }
 
     fn caller_turns(&self) -> u64 {
