@@ -264,7 +264,7 @@ impl Flow {
     /// the byte with FECN and BECN as it travels. `ip_id` is not looked at over IPv6.
     #[inline]
     pub fn start(&self, ip_id: u16, transport_len: usize, bth_byte_4: u8) -> Running {
-        Running(crc32fast::Hasher::new_with_initial(!self.state(ip_id, transport_len, bth_byte_4)))
+        Running(self.state(ip_id, transport_len, bth_byte_4))
     }
 
     /// The ICRC of `transport`: BTH to pad, without the ICRC, at least a BTH and at most [`MAX_TRANSPORT`] bytes. It is
@@ -384,31 +384,31 @@ impl Sender {
 
 /// An ICRC in the making, so that copying and the CRC can be one pass over the bytes.
 #[derive(Clone, Debug)]
-pub struct Running(crc32fast::Hasher);
+pub struct Running(u32);
 
 impl Running {
     /// The next bytes, as they travel.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        self.0 = if bytes.len() < crc::SHORT { crc::update(self.0, bytes) } else { crc::update_long(self.0, bytes) };
     }
 
     /// The ICRC.
     #[inline]
     pub fn finish(self) -> u32 {
-        self.0.finalize()
+        !self.0
     }
 
     /// The register as it stands (reflected, not inverted), for whoever runs bytes through it by other means.
     #[inline]
-    pub fn register(self) -> u32 {
-        !self.0.finalize()
+    pub fn register(&self) -> u32 {
+        self.0
     }
 
     /// Goes on with such a register.
     #[inline]
     pub fn resume(register: u32) -> Self {
-        Self(crc32fast::Hasher::new_with_initial(!register))
+        Self(register)
     }
 }
 

@@ -235,7 +235,9 @@ macro_rules! sum_routine {
 macro_rules! broad_fold {
     ($sum:literal, $at:literal) => {
         concat!(
-            "vmovdqa64 zmm6, [rsi+",
+            "prefetcht0 [rsi+1024+",
+            $at,
+            "]\nvmovdqa64 zmm6, [rsi+",
             $at,
             "]\n",
             "vpclmulqdq zmm7, ",
