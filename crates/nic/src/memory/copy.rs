@@ -65,7 +65,7 @@ pub(super) unsafe fn copy_out_summed(from: *const u8, out: &mut [u8], mut sum: R
     let mut done = 0;
     if out.len() >= 2 * routines::BLOCK && routines::can_sum(from) {
         done = out.len() - out.len() % routines::BLOCK;
-        let mut left = [0; routines::BLOCK];
+        let mut left = [0; routines::LEFT];
         // SAFETY: as in `copy_out`; `done` is a multiple of a block and not 0, and the address is as the routine needs it.
         whole(unsafe { routines::copy_out_summed(out.as_mut_ptr(), from, done, &mut left, sum.register()) })?;
         // What is left of the bytes stands for all of them, the register before them included.

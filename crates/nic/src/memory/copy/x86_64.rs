@@ -168,10 +168,10 @@ macro_rules! wide_routine {
     };
 }
 
-// Copies blocks of 128 bytes and folds them into one block with the same remainder: 8 streams of 128 bits side by side, each multiplied
+// Copies blocks of 128 bytes and folds them into 16 bytes with the same remainder: 8 streams of 128 bits side by side, each multiplied
 // by x^1024 modulo the polynomial before the next block is added (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-// PCLMULQDQ Instruction", Intel 2009). rdi: to; rsi: from, aligned to 32; rdx: bytes, a multiple of 128 and not 0; rcx: the block that
-// is left; r8d: the register before; r9: the two factors, twice.
+// PCLMULQDQ Instruction", Intel 2009), at the end each on to its neighbour (x^256, x^128). rdi: to; rsi: from, aligned to 32; rdx: bytes, a
+// multiple of 128 and not 0; rcx: the 16 bytes that are left; r8d: the register before; r9: the factors by distance, `FACTORS`.
 macro_rules! fold {
     ($sum:literal, $at:literal) => {
         concat!(
@@ -198,6 +198,47 @@ macro_rules! fold {
         )
     };
 }
+// Carries a sum on to the one that follows at the distance of the factors in register 5.
+macro_rules! carry {
+    ($width:literal, $sum:literal, $next:literal) => {
+        concat!(
+            "vpclmulqdq ",
+            $width,
+            "7, ",
+            $width,
+            $sum,
+            ", ",
+            $width,
+            "5, 0x00\n",
+            "vpclmulqdq ",
+            $width,
+            $sum,
+            ", ",
+            $width,
+            $sum,
+            ", ",
+            $width,
+            "5, 0x11\n",
+            "vpxor ",
+            $width,
+            "7, ",
+            $width,
+            "7, ",
+            $width,
+            $sum,
+            "\n",
+            "vpxor ",
+            $width,
+            $next,
+            ", ",
+            $width,
+            $next,
+            ", ",
+            $width,
+            "7\n",
+        )
+    };
+}
 macro_rules! sum_routine {
     ($name:literal) => {
         concat!(
@@ -212,7 +253,7 @@ macro_rules! sum_routine {
             ":\n",
             "vmovdqa ymm0, [rsi]\n vmovdqa ymm1, [rsi+32]\n vmovdqa ymm2, [rsi+64]\n vmovdqa ymm3, [rsi+96]\n",
             "vmovdqu [rdi], ymm0\n vmovdqu [rdi+32], ymm1\n vmovdqu [rdi+64], ymm2\n vmovdqu [rdi+96], ymm3\n",
-            "vmovd xmm4, r8d\n vpxor ymm0, ymm0, ymm4\n vmovdqu ymm5, [r9]\n",
+            "vmovd xmm4, r8d\n vpxor ymm0, ymm0, ymm4\n vbroadcasti128 ymm5, [r9]\n",
             "add rsi, 128\n add rdi, 128\n sub rdx, 128\n jz 6f\n",
             ".p2align 4\n5:\n",
             fold!("ymm0", "0"),
@@ -220,7 +261,13 @@ macro_rules! sum_routine {
             fold!("ymm2", "64"),
             fold!("ymm3", "96"),
             "add rsi, 128\n add rdi, 128\n sub rdx, 128\n jnz 5b\n",
-            "6: vmovdqu [rcx], ymm0\n vmovdqu [rcx+32], ymm1\n vmovdqu [rcx+64], ymm2\n vmovdqu [rcx+96], ymm3\n",
+            "6: vbroadcasti128 ymm5, [r9+48]\n",
+            carry!("ymm", "0", "1"),
+            carry!("ymm", "1", "2"),
+            carry!("ymm", "2", "3"),
+            "vmovdqu xmm5, [r9+64]\n vextracti128 xmm2, ymm3, 1\n",
+            carry!("xmm", "3", "2"),
+            "vmovdqu [rcx], xmm2\n",
             "vzeroupper\n xor eax, eax\n ret\n.size ",
             $name,
             ", . - ",
@@ -230,8 +277,8 @@ macro_rules! sum_routine {
     };
 }
 
-// The same with vectors of 64 bytes, four side by side (x^2048), at the end brought together to the block that is left (x^1024). The multiplication takes
-// eight cycles on some processors, so that more bytes must be under way at once. rsi is aligned to 64, rdx at least 256; r9: factors for x^1024, then for x^2048.
+// The same with vectors of 64 bytes, four side by side (x^2048). The multiplication takes eight cycles on some processors, so that more bytes must be
+// under way at once; what is a packet ahead is fetched, because processors do not look ahead beyond a page. rsi is aligned to 64, rdx at least 256.
 macro_rules! broad_fold {
     ($sum:literal, $at:literal) => {
         concat!(
@@ -257,6 +304,25 @@ macro_rules! broad_fold {
         )
     };
 }
+macro_rules! broad_carry {
+    ($sum:literal, $next:literal) => {
+        concat!(
+            "vpclmulqdq zmm7, zmm",
+            $sum,
+            ", zmm5, 0x00\n",
+            "vpclmulqdq zmm",
+            $sum,
+            ", zmm",
+            $sum,
+            ", zmm5, 0x11\n",
+            "vpternlogq zmm",
+            $next,
+            ", zmm7, zmm",
+            $sum,
+            ", 0x96\n",
+        )
+    };
+}
 macro_rules! broad_sum_routine {
     ($name:literal) => {
         concat!(
@@ -271,7 +337,7 @@ macro_rules! broad_sum_routine {
             ":\n",
             "vmovdqa64 zmm0, [rsi]\n vmovdqa64 zmm1, [rsi+64]\n vmovdqa64 zmm2, [rsi+128]\n vmovdqa64 zmm3, [rsi+192]\n",
             "vmovdqu64 [rdi], zmm0\n vmovdqu64 [rdi+64], zmm1\n vmovdqu64 [rdi+128], zmm2\n vmovdqu64 [rdi+192], zmm3\n",
-            "vmovd xmm4, r8d\n vpxorq zmm0, zmm0, zmm4\n vbroadcasti32x4 zmm5, [r9+32]\n",
+            "vmovd xmm4, r8d\n vpxorq zmm0, zmm0, zmm4\n vbroadcasti32x4 zmm5, [r9+16]\n",
             "add rsi, 256\n add rdi, 256\n sub rdx, 512\n jb 6f\n",
             ".p2align 4\n5:\n",
             broad_fold!("zmm0", "0"),
@@ -280,12 +346,18 @@ macro_rules! broad_sum_routine {
             broad_fold!("zmm3", "192"),
             "add rsi, 256\n add rdi, 256\n sub rdx, 256\n jae 5b\n",
             "6: vbroadcasti32x4 zmm5, [r9]\n",
-            "vpclmulqdq zmm7, zmm0, zmm5, 0x00\n vpclmulqdq zmm0, zmm0, zmm5, 0x11\n vpternlogq zmm2, zmm7, zmm0, 0x96\n",
-            "vpclmulqdq zmm7, zmm1, zmm5, 0x00\n vpclmulqdq zmm1, zmm1, zmm5, 0x11\n vpternlogq zmm3, zmm7, zmm1, 0x96\n",
+            broad_carry!("0", "2"),
+            broad_carry!("1", "3"),
             "add rdx, 256\n jz 7f\n",
             broad_fold!("zmm2", "0"),
             broad_fold!("zmm3", "64"),
-            "7: vmovdqu64 [rcx], zmm2\n vmovdqu64 [rcx+64], zmm3\n",
+            "7: vbroadcasti32x4 zmm5, [r9+32]\n",
+            broad_carry!("2", "3"),
+            "vbroadcasti128 ymm5, [r9+48]\n vextracti64x4 ymm2, zmm3, 1\n",
+            carry!("ymm", "3", "2"),
+            "vmovdqu xmm5, [r9+64]\n vextracti128 xmm3, ymm2, 1\n",
+            carry!("xmm", "2", "3"),
+            "vmovdqu [rcx], xmm3\n",
             "vzeroupper\n xor eax, eax\n ret\n.size ",
             $name,
             ", . - ",
@@ -442,8 +514,22 @@ unsafe fn long_copy_out(to: *mut u8, from: *const u8, length: usize) -> u32 {
 /// What [`copy_out_summed`] folds to.
 pub const BLOCK: usize = 128;
 
-/// x^(1024+32) and x^(1024-32) modulo the polynomial, reflected, for both halves of a vector; then x^(2048+32) and x^(2048-32).
-static FACTORS: [u64; 6] = [0x1_e88e_f372, 0x1_4a7f_e880, 0x1_e88e_f372, 0x1_4a7f_e880, 0x1_1542_778a, 0x1_322d_1430];
+/// Bytes that stand for all that were folded.
+pub const LEFT: usize = 16;
+
+/// For each distance d over which sums are carried: x^(d+32) and x^(d-32) modulo the polynomial, reflected.
+static FACTORS: [[u64; 2]; 5] = [
+    // 1024
+    [0x1_e88e_f372, 0x1_4a7f_e880],
+    // 2048
+    [0x1_1542_778a, 0x1_322d_1430],
+    // 512
+    [0x1_5444_2bd4, 0x1_c6e4_1596],
+    // 256
+    [0x0_f1da_05aa, 0x1_5a54_6366],
+    // 128
+    [0x1_7519_97d0, 0x0_ccaa_009e],
+];
 
 /// Whether [`copy_out_summed`] can read there: its loads are aligned, so that words do not tear.
 #[inline]
@@ -459,16 +545,16 @@ pub unsafe fn copy_out_summed(
     to: *mut u8,
     from: *const u8,
     length: usize,
-    left: &mut [u8; BLOCK],
+    left: &mut [u8; LEFT],
     register: u32,
 ) -> u32 {
     let is_broad =
         (from as usize).is_multiple_of(64) && length >= 2 * BLOCK && std::arch::is_x86_feature_detected!("avx512f");
-    // SAFETY: as the caller says, and the processor and the address are as the routine needs them; `left` has room for a block, and the
-    // factors are six words, of which the narrower routine takes four.
+    // SAFETY: as the caller says, and the processor and the address are as the routine needs them; `left` has room, and the
+    // factors are those of the five distances.
     unsafe {
         let routine = if is_broad { broad_copy_out_summed } else { wide_copy_out_summed };
-        routine(to, from, length, left.as_mut_ptr(), register, FACTORS.as_ptr())
+        routine(to, from, length, left.as_mut_ptr(), register, FACTORS.as_ptr().cast())
     }
 }
 
