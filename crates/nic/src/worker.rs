@@ -38,7 +38,7 @@ pub trait Drive: Send + Sync {
     /// Takes the engine's lock and one turn.
     fn turn(&self, now: Time) -> Turned;
 
-    /// The same if nobody has the lock: who has it drives, or will. `None` if somebody has.
+    /// The same if nobody has the lock, or not for longer than a microsecond: who has it drives. `None` if somebody has.
     fn turn_if_free(&self, now: Time) -> Option<Turned>;
 
     /// Turns that callers of the library (not the worker) took or would have taken since the start; busy ones may count for

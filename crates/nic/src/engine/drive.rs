@@ -686,6 +686,10 @@ impl Core {
 
 impl Drive for Core {
     fn turn(&self, now: Time) -> Turned {
+        self.turn_if_free(now).unwrap_or_else(|| self.worker_turn(self.gate.wait(), now))
+    }
+
+    fn turn_if_free(&self, now: Time) -> Option<Turned> {
         // Who is inside comes out soon. To sleep until then would keep others out for as long as the wake takes: nobody is let past who waits.
         let soon = (0..TRIES).find_map(|_| {
             self.gate.try_enter().or_else(|| {
@@ -693,11 +697,7 @@ impl Drive for Core {
                 None
             })
         });
-        self.worker_turn(soon.unwrap_or_else(|| self.gate.wait()), now)
-    }
-
-    fn turn_if_free(&self, now: Time) -> Option<Turned> {
-        self.gate.try_enter().map(|guard| self.worker_turn(guard, now))
+        soon.map(|guard| self.worker_turn(guard, now))
     }
 
     fn caller_turns(&self) -> u64 {
