@@ -348,3 +348,25 @@ fn a_held_ack_waits_a_little_for_the_one_that_is_owed_to_us() {
         all_success(&w.nodes[1].poll(), if under_way { &[1] } else { &[] });
     }
 }
+
+#[test]
+fn a_turn_that_has_sent_its_share_still_fills_the_train_that_it_began() {
+    let mut w = World::new(2);
+    let [a, _b] = w.connect(QpType::Rc);
+    let (src, dst) = (w.nodes[0].mr(300 * 1024), w.nodes[1].mr(300 * 1024));
+    w.wire.set_max_train(0, 10);
+    w.wire.hold(true);
+    send(&a, 1, SendOp::Write { remote_addr: dst.addr(), rkey: dst.rkey() }, &src, 0, 300 * 1024);
+    w.settle();
+    // Over IPv4 the identification is the place in the train.
+    let places: Vec<u16> = w.wire.in_flight(|packets| packets.iter().map(|packet| packet.ip_id).collect());
+    let lengths: Vec<usize> = places.chunk_by(|_, next| *next != 0).map(<[u16]>::len).collect();
+    // The first packet has a RETH and is longer than its one follower, which therefore ends its train. A turn's share is 128 packets.
+    let mut expected = vec![2];
+    expected.extend([10; 29]);
+    expected.push(8);
+    assert_eq!(lengths, expected);
+    w.wire.hold(false);
+    w.settle();
+    assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::Success)]);
+}

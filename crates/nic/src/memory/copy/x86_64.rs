@@ -278,7 +278,7 @@ macro_rules! sum_routine {
 }
 
 // The same with vectors of 64 bytes, four side by side (x^2048). The multiplication takes eight cycles on some processors, so that more bytes must be
-// under way at once; what is a packet ahead is fetched, because processors do not look ahead beyond a page. rsi is aligned to 64, rdx at least 256.
+// under way at once; what is 1 KiB ahead is fetched, because processors do not look ahead beyond a page. rsi is aligned to 64, rdx at least 256.
 macro_rules! broad_fold {
     ($sum:literal, $at:literal) => {
         concat!(
