@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use scalefabric_transport::host::{SendWqe, WqeOp};
 use scalefabric_verbs::operation::{SglUse, op_allowed};
 use scalefabric_verbs::{
-    BindMw, Errno, MemoryRegion, MwType, OpKind, PostError, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr,
+    BindMw, Errno, MemoryRegion, MwType, OpKind, PostError, QpState, QpType, RKey, RecvWr, SendFlags, SendOp, SendWr,
     VerbsError,
 };
 
@@ -18,7 +18,7 @@ use crate::engine::drive::Core;
 use crate::engine::entry::{QpShared, SrqShared};
 use crate::memory::{Bind, PdId, ensure_here, gather_raw};
 use crate::objects::{AhObject, MrObject, MwObject};
-use crate::ring::{Refusal, SendData, SendEntry, SendPoster, SendRing, message_length};
+use crate::ring::{PlainEntry, PlainOp, Refusal, SendData, SendEntry, SendPoster, SendRing, message_length};
 
 /// Inline bytes that any QP can have; `DeviceAttr::max_inline_data` is never more.
 pub const MAX_INLINE: usize = 1024;
@@ -188,7 +188,16 @@ fn post_queued(
     let mut posted = false;
     let mut may_read = false;
     let before = poster.mark();
+    let takes_plain = takes_plain(core, qp);
     for (index, wr) in chain.iter().enumerate() {
+        if takes_plain && let Some(entry) = plain_entry(wr) {
+            if let Err(refusal) = post_short(qp, &mut poster, entry) {
+                result = Err(refusal.at(index));
+                break;
+            }
+            posted = true;
+            continue;
+        }
         let outcome = match (wr.flags.contains(SendFlags::INLINE) && !wr.sg_list.is_empty(), raw) {
             (true, true) => {
                 if !may_read {
@@ -228,6 +237,78 @@ fn post_queued(
         core.ring(qp);
     }
     result
+}
+
+/// Posts the WRs at the head of a chain by the send queue, as long as they have the short form; how many, or which was refused. `next` gives one
+/// after the other. None if the QP takes none now, or executes them at once where that is possible: then they are for [`post_send`], as is
+/// what stands behind them.
+#[inline]
+pub(crate) fn post_plain<'a>(
+    core: &Core,
+    qp: &QpShared,
+    mut next: impl FnMut() -> Option<PlainEntry<'a>>,
+) -> Result<usize, PostError> {
+    let Some(ring) = &qp.send else { return Ok(0) };
+    if qp.is_direct() || !takes_plain(core, qp) {
+        return Ok(0);
+    }
+    let mut poster = ring.poster();
+    // As in `post_queued`.
+    if !qp.state().post_send_allowed() {
+        return Ok(0);
+    }
+    let mut count = 0;
+    let mut result = Ok(());
+    while let Some(entry) = next() {
+        if let Err(refusal) = post_short(qp, &mut poster, entry) {
+            result = Err(refusal.at(count));
+            break;
+        }
+        count += 1;
+    }
+    poster.ring_doorbell();
+    drop(poster);
+    if count > 0 {
+        core.ring(qp);
+    }
+    result.map(|()| count)
+}
+
+/// Whether a QP takes WRs in their short form. Those that a device's rules or the QP's type forbid go the long way, which says why they are refused.
+#[inline]
+fn takes_plain(core: &Core, qp: &QpShared) -> bool {
+    matches!(qp.qp_type, QpType::Rc | QpType::Uc) && core.config().rules.without.is_empty()
+}
+
+/// Writes a WR in its short form.
+#[inline]
+fn post_short(qp: &QpShared, poster: &mut SendPoster<'_>, mut entry: PlainEntry<'_>) -> Result<(), Refusal> {
+    if qp.sq_sig_all {
+        entry.flags |= SendFlags::SIGNALED;
+    }
+    poster.post_plain(&entry)
+}
+
+/// A WR in its short form, if it has one.
+#[inline]
+fn plain_entry<'a>(wr: &SendWr<'a>) -> Option<PlainEntry<'a>> {
+    let (op, (remote_addr, rkey), imm) = match wr.op {
+        SendOp::Write { remote_addr, rkey } => (PlainOp::Write, (remote_addr, rkey), 0),
+        SendOp::WriteWithImm { remote_addr, rkey, imm } => (PlainOp::WriteWithImm, (remote_addr, rkey), imm),
+        SendOp::Send => (PlainOp::Send, (0, RKey(0)), 0),
+        SendOp::SendWithImm { imm } => (PlainOp::SendWithImm, (0, RKey(0)), imm),
+        _ => return None,
+    };
+    let is_registered = !wr.flags.contains(SendFlags::INLINE) && wr.inline_data.is_empty();
+    is_registered.then_some(PlainEntry {
+        wr_id: wr.wr_id,
+        op,
+        flags: wr.flags,
+        remote_addr,
+        rkey,
+        imm,
+        sges: wr.sg_list,
+    })
 }
 
 /// A window has its new key as soon as its bind is posted.

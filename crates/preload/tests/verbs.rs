@@ -55,9 +55,12 @@ fn program(name: &str) {
     let mut compile = Command::new("cc");
     compile.args(["-g", "-Wall", "-Wno-unused-function", "-o"]).arg(&binary).arg(&source);
     run(compile.args(["-libverbs", "-lpthread"])).expect("the program compiles");
-    let mut command = Command::new("timeout");
-    command.arg("60").arg(&binary).env("LD_PRELOAD", library).env("SCALEFABRIC_EXPLAIN", "1");
-    run(&mut command).unwrap_or_else(|error| panic!("{error}"));
+    // Between queue pairs of one host, requests wait in a queue only if they go by packets.
+    for path in ["auto", "wire"] {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(&binary).env("LD_PRELOAD", library).env("SCALEFABRIC_EXPLAIN", "1");
+        run(command.env("SCALEFABRIC_PATH", path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
 }
 
 #[test]

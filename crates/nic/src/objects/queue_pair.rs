@@ -23,7 +23,7 @@ use crate::engine::entry::{NO_CQ, QpShared};
 use crate::host::NO_PD;
 use crate::port::faults::Verb;
 use crate::post::{self, MAX_INLINE};
-use crate::ring::{RecvRing, SendRing, SendRingConfig};
+use crate::ring::{PlainEntry, RecvRing, SendRing, SendRingConfig};
 
 /// An XRC target QP, which several contexts may have open.
 #[derive(Debug)]
@@ -217,6 +217,16 @@ impl QpObject {
         let State { engine, ports } = &mut *held;
         let (memory, nic) = engine.parts();
         nic.fail_qp(self.shared.index(), now, &memory, ports, status)
+    }
+
+    /// Posts the WRs at the head of a chain that `next` gives one after the other, while they have the short form, with one doorbell: for a caller
+    /// whose WRs are no slice of [`SendWr`]. How many were posted; those behind them are for `post_send`, also if the QP takes none this way
+    /// (a QP in another state than RTS, one whose peer is on this host, a UD QP). An error names the WR that was refused; those
+    /// before it are posted. INLINE is not set in any.
+    #[inline]
+    pub fn post_plain<'a>(&self, next: impl FnMut() -> Option<PlainEntry<'a>>) -> Result<usize, PostError> {
+        self.alive()?;
+        post::post_plain(&self.core, &self.shared, next)
     }
 
     #[inline]

@@ -18,7 +18,7 @@ mod loom_tests;
 
 pub(crate) use latch::{Latch, pause};
 pub use recv::{RecvPoster, RecvRing};
-pub use send::{SendData, SendEntry, SendPoster, SendRing, SendRingConfig};
+pub use send::{PlainEntry, PlainOp, SendData, SendEntry, SendPoster, SendRing, SendRingConfig};
 pub use shared_recv::{SharedPoster, SharedRecvRing};
 pub(crate) use turnstile::{Inside, Turnstile};
 pub(crate) use unit::message_length;

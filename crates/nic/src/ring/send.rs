@@ -52,6 +52,40 @@ pub struct SendEntry<'a> {
     pub bind: Option<Bind>,
 }
 
+/// A send WR as most are: a SEND or WRITE of a connected QP whose bytes are in registered memory. It has a third of the fields of a [`SendEntry`],
+/// and nothing to choose between.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainEntry<'a> {
+    /// From the WR.
+    pub wr_id: u64,
+    /// Operation.
+    pub op: PlainOp,
+    /// Flags, as in [`SendEntry`].
+    pub flags: SendFlags,
+    /// Where it goes; of no meaning to a SEND.
+    pub remote_addr: u64,
+    /// The key for it; likewise.
+    pub rkey: RKey,
+    /// Immediate data; 0 without.
+    pub imm: u32,
+    /// Bytes.
+    pub sges: &'a [Sge],
+}
+
+/// Operation of a [`PlainEntry`]: its code in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PlainOp {
+    /// SEND.
+    Send = OP_SEND,
+    /// SEND with immediate data.
+    SendWithImm = OP_SEND_WITH_IMM,
+    /// WRITE.
+    Write = OP_WRITE,
+    /// WRITE with immediate data.
+    WriteWithImm = OP_WRITE_WITH_IMM,
+}
+
 /// The ring.
 #[derive(Debug)]
 pub struct SendRing {
@@ -263,6 +297,11 @@ const OP_BIND_MW: u8 = 10;
 const OP_FLUSH: u8 = 11;
 const OP_ATOMIC_WRITE: u8 = 12;
 
+#[inline]
+fn control_word(op: u8, flags: SendFlags, length: u32) -> u64 {
+    u64::from(op) | u64::from(flags.bits() as u8) << 8 | u64::from(length) << 32
+}
+
 fn decode_op(slot: Slot<'_>, op: u8) -> WqeOp {
     let keys = slot.get(KEYS);
     let (rkey, low) = (RKey((keys >> 32) as u32), keys as u32);
@@ -406,26 +445,49 @@ impl SendPoster<'_> {
         *self.next = mark;
     }
 
+    /// The index that the next WQE gets, and its place.
+    #[inline]
+    fn place(&self) -> Result<(u32, Slot<'_>), Refusal> {
+        let index = *self.next;
+        // Acquire pairs with the release of `retire`.
+        if index.wrapping_sub(self.ring.retired.load(Ordering::Acquire)) >= self.ring.capacity {
+            return Err(Refusal::Full);
+        }
+        Ok((index, self.ring.slot(index)))
+    }
+
+    /// Writes the SGEs of a WQE; gives the length of its message, and what the control word says of them.
+    #[inline]
+    fn write_sges(&self, slot: Slot<'_>, sges: &[Sge]) -> Result<(u32, u64), Refusal> {
+        if sges.len() > self.ring.max_sge as usize {
+            return Err(Refusal::TooManySges);
+        }
+        let length = message_length(sges).ok_or(Refusal::MessageTooLong)?;
+        for (i, sge) in sges.iter().enumerate() {
+            slot.set_sge(self.ring.data_word + 2 * i, sge);
+        }
+        Ok((length, (sges.len() as u64) << 16))
+    }
+
+    /// Writes a WQE of the short form. The ring is not one of datagrams.
+    #[inline]
+    pub fn post_plain(&mut self, entry: &PlainEntry<'_>) -> Result<(), Refusal> {
+        let (index, slot) = self.place()?;
+        let (length, data_bits) = self.write_sges(slot, entry.sges)?;
+        slot.set(WR_ID, entry.wr_id);
+        slot.set(CONTROL, control_word(entry.op as u8, entry.flags, length) | data_bits);
+        slot.set(REMOTE_ADDR, entry.remote_addr);
+        slot.set(KEYS, u64::from(entry.imm) | u64::from(entry.rkey.0) << 32);
+        *self.next = index.wrapping_add(1);
+        Ok(())
+    }
+
     /// Writes a WQE; returns its index.
     pub fn post(&mut self, entry: &SendEntry<'_>) -> Result<u32, Refusal> {
         let ring = self.ring;
-        let index = *self.next;
-        // Acquire pairs with the release of `retire`.
-        if index.wrapping_sub(ring.retired.load(Ordering::Acquire)) >= ring.capacity {
-            return Err(Refusal::Full);
-        }
-        let slot = ring.slot(index);
+        let (index, slot) = self.place()?;
         let (length, data_bits) = match entry.data {
-            SendData::Sges(sges) => {
-                if sges.len() > ring.max_sge as usize {
-                    return Err(Refusal::TooManySges);
-                }
-                let length = message_length(sges).ok_or(Refusal::MessageTooLong)?;
-                for (i, sge) in sges.iter().enumerate() {
-                    slot.set_sge(ring.data_word + 2 * i, sge);
-                }
-                (length, (sges.len() as u64) << 16)
-            }
+            SendData::Sges(sges) => self.write_sges(slot, sges)?,
             SendData::Inline(bytes) => {
                 if bytes.len() > ring.max_inline as usize {
                     return Err(Refusal::InlineTooLong);
@@ -435,8 +497,7 @@ impl SendPoster<'_> {
             }
         };
         let op = write_op(slot, entry);
-        let mut control =
-            u64::from(op) | u64::from(entry.flags.bits() as u8) << 8 | data_bits | u64::from(length) << 32;
+        let mut control = control_word(op, entry.flags, length) | data_bits;
         if let (true, Some((av, qpn, qkey))) = (ring.ud, &entry.ud) {
             control |= HAS_UD;
             let set = |i, value| slot.set(WORDS + i, value);
@@ -515,6 +576,38 @@ mod tests {
             assert_eq!(ring.sges(index).collect::<Vec<_>>(), sges);
             assert!(!ring.is_inline(index));
             ring.retire(index + 1);
+        }
+    }
+
+    #[test]
+    fn the_short_form_leaves_what_the_long_one_does() {
+        let (remote_addr, rkey, imm) = (0x0123_4567_89ab_cdef, RKey(0xfedc_ba98), 0x8000_0001);
+        let sges = [Sge { addr: 1, length: 8, lkey: LKey(9) }, Sge { addr: 2, length: 5, lkey: LKey(8) }];
+        let ring = SendRing::new(SendRingConfig { max_wr: 2, max_sge: 4, max_inline: 0, ud: false });
+        for (op, long) in [
+            (PlainOp::Send, WqeOp::Send),
+            (PlainOp::SendWithImm, WqeOp::SendWithImm { imm }),
+            (PlainOp::Write, WqeOp::Write { remote_addr, rkey }),
+            (PlainOp::WriteWithImm, WqeOp::WriteWithImm { remote_addr, rkey, imm }),
+        ] {
+            let has_imm = matches!(op, PlainOp::SendWithImm | PlainOp::WriteWithImm);
+            let imm = if has_imm { imm } else { 0 };
+            let short = PlainEntry { wr_id: 7, op, flags: SendFlags::SOLICITED, remote_addr, rkey, imm, sges: &sges };
+            let flags = SendFlags::SOLICITED;
+            let index =
+                post(&ring, &SendEntry { flags, ..entry(7, long, SendData::Sges(&sges)) }).expect("there is room");
+            ring.poster().post_plain(&short).expect("there is room");
+            let [expected, mut found] = [index, index + 1].map(|index| ring.wqe(index).expect("posted"));
+            found.index = index;
+            assert_eq!(found, expected);
+            assert_eq!(ring.sges(index + 1).collect::<Vec<_>>(), sges);
+            assert!(!ring.is_inline(index + 1));
+            assert_eq!(ring.poster().post_plain(&short), Err(Refusal::Full));
+            ring.retire(index + 2);
+            let many = vec![Sge::default(); ring.max_sge() as usize + 1];
+            assert_eq!(ring.poster().post_plain(&PlainEntry { sges: &many, ..short }), Err(Refusal::TooManySges));
+            let long = [Sge { length: (1 << 31) + 1, ..Sge::default() }];
+            assert_eq!(ring.poster().post_plain(&PlainEntry { sges: &long, ..short }), Err(Refusal::MessageTooLong));
         }
     }
 

@@ -1,5 +1,5 @@
-//! The data path of C: chains of work requests become those of the contract on the stack, some at a time, with one
-//! doorbell for each lot. Nothing is allocated, no lock is taken but the ring's own.
+//! The data path of C: work requests that are like most go into the ring as they are; from the first that is not, they become those of the
+//! contract on the stack, some at a time. One doorbell for each lot. Nothing is allocated, no lock is taken but the ring's own.
 //!
 //! As in libibverbs: what comes before the request at fault is posted, `bad_wr` names it, the return value is its errno.
 
@@ -7,6 +7,8 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use scalefabric_ibv::abi;
+use scalefabric_nic::objects::QpObject;
+use scalefabric_nic::ring::{PlainEntry, PlainOp};
 use scalefabric_verbs::{
     Errno, PostError, QKey, QpType, Qpn, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge, Srqn, UdAddress,
 };
@@ -47,6 +49,26 @@ unsafe fn sges<'a>(list: *mut abi::Sge, count: c_int) -> Result<&'a [Sge], PostE
 
 fn refuse(reason: &'static str) -> PostError {
     PostError { index: 0, errno: Errno::EINVAL, reason }
+}
+
+/// A send work request of C in the ring's short form, if it has one.
+///
+/// # Safety
+/// As `ibv_post_send`.
+#[inline]
+unsafe fn plain<'a>(wr: &'a abi::SendWr) -> Option<PlainEntry<'a>> {
+    let (op, has_imm) = match wr.opcode {
+        0 => (PlainOp::Write, false),
+        1 => (PlainOp::WriteWithImm, true),
+        2 => (PlainOp::Send, false),
+        3 => (PlainOp::SendWithImm, true),
+        _ => return None,
+    };
+    let flags = SendFlags::from_bits(wr.send_flags).filter(|flags| !flags.contains(SendFlags::INLINE))?;
+    // SAFETY: plain numbers, and the program's list.
+    let (rdma, sges) = unsafe { (wr.wr.rdma, sges(wr.sg_list, wr.num_sge).ok()?) };
+    let imm = if has_imm { u32::from_be(wr.imm_data) } else { 0 };
+    Some(PlainEntry { wr_id: wr.wr_id, op, flags, remote_addr: rdma.remote_addr, rkey: RKey(rdma.rkey), imm, sges })
 }
 
 /// Puts a send work request of C into a place of a lot, as the contract has it. Made in its place: it is too large to be moved
@@ -113,26 +135,27 @@ unsafe fn translate<'a>(
     Ok(())
 }
 
-/// Tells which request was refused.
+/// Tells which request was refused: the one `error.index` behind `at`, in the chain that begins with `head`.
 ///
 /// # Safety
-/// `first` begins a chain of more than `error.index` requests of a kind whose `next` is at the same place.
+/// The chain has it; its requests are of a kind whose `next` is at the same place.
 #[cold]
 unsafe fn refused<T>(
     call: &str,
     error: &PostError,
-    mut at: *mut T,
+    (head, mut at): (*mut T, *mut T),
     next: impl Fn(*mut T) -> *mut T,
     bad: *mut *mut T,
 ) -> c_int {
     for _ in 0..error.index {
         at = next(at);
     }
+    let index = std::iter::successors(Some(head), |&wr| Some(next(wr))).take_while(|&wr| wr != at).count();
     if !bad.is_null() {
         // SAFETY: the program's word.
         unsafe { *bad = at };
     }
-    tell_post(call, error)
+    tell_post(call, &PostError { index, ..*error })
 }
 
 /// The operation `post_send`.
@@ -144,12 +167,25 @@ pub unsafe extern "C" fn post_send(qp: *mut abi::Qp, wr: *mut abi::SendWr, bad_w
     // SAFETY: it is ours, since the operation is.
     let Some(object) = (unsafe { alive::<QpPart>(qp.cast()) }) else {
         // SAFETY: the program's word.
-        return unsafe { refused(CALL, &refuse("the QP was destroyed"), wr, |wr| wr, bad_wr) };
+        return unsafe { refused(CALL, &refuse("the QP was destroyed"), (wr, wr), |wr| wr, bad_wr) };
     };
     // SAFETY: a request of the program has a successor.
     let next = |wr: *mut abi::SendWr| unsafe { (*wr).next };
-    let mut lot: [MaybeUninit<SendWr<'_>>; BATCH] = [const { MaybeUninit::uninit() }; BATCH];
     let mut at = wr;
+    if let Some(qp) = object.part.qp.as_any().downcast_ref::<QpObject>() {
+        let posted = qp.post_plain(|| {
+            // SAFETY: the program's chain.
+            let entry = unsafe { plain(at.as_ref()?)? };
+            at = next(at);
+            Some(entry)
+        });
+        match posted {
+            Ok(_) => {}
+            // SAFETY: the program's chain and word.
+            Err(error) => return unsafe { refused(CALL, &error, (wr, wr), next, bad_wr) },
+        }
+    }
+    let mut lot: [MaybeUninit<SendWr<'_>>; BATCH] = [const { MaybeUninit::uninit() }; BATCH];
     while !at.is_null() {
         let (first, mut count) = (at, 0);
         let mut outcome = Ok(());
@@ -180,12 +216,12 @@ pub unsafe extern "C" fn post_send(qp: *mut abi::Qp, wr: *mut abi::SendWr, bad_w
             }
             if let Err(error) = posted {
                 // SAFETY: the program's chain and word.
-                return unsafe { refused(CALL, &error, first, next, bad_wr) };
+                return unsafe { refused(CALL, &error, (wr, first), next, bad_wr) };
             }
         }
         if let Err(error) = outcome {
             // SAFETY: the program's chain and word.
-            return unsafe { refused(CALL, &error, at, next, bad_wr) };
+            return unsafe { refused(CALL, &error, (wr, at), next, bad_wr) };
         }
     }
     0
@@ -242,12 +278,12 @@ unsafe fn receive(
             let chain = unsafe { std::slice::from_raw_parts(lot.as_ptr().cast::<RecvWr<'_>>(), count) };
             if let Err(error) = post(chain) {
                 // SAFETY: the program's chain and word.
-                return unsafe { refused(call, &error, first, next, bad_wr) };
+                return unsafe { refused(call, &error, (wr, first), next, bad_wr) };
             }
         }
         if let Err(error) = outcome {
             // SAFETY: the program's chain and word.
-            return unsafe { refused(call, &error, at, next, bad_wr) };
+            return unsafe { refused(call, &error, (wr, at), next, bad_wr) };
         }
     }
     0
@@ -263,7 +299,7 @@ pub unsafe extern "C" fn post_recv(qp: *mut abi::Qp, wr: *mut abi::RecvWr, bad_w
     unsafe {
         match alive::<QpPart>(qp.cast()) {
             Some(object) => receive(CALL, wr, bad_wr, |chain| object.part.qp.post_recv(chain)),
-            None => refused(CALL, &refuse("the QP was destroyed"), wr, |wr| wr, bad_wr),
+            None => refused(CALL, &refuse("the QP was destroyed"), (wr, wr), |wr| wr, bad_wr),
         }
     }
 }
@@ -282,7 +318,7 @@ pub unsafe extern "C" fn post_srq_recv(
     unsafe {
         match alive::<SrqPart>(srq) {
             Some(object) => receive(CALL, wr, bad_wr, |chain| object.part.srq.post_recv(chain)),
-            None => refused(CALL, &refuse("the SRQ was destroyed"), wr, |wr| wr, bad_wr),
+            None => refused(CALL, &refuse("the SRQ was destroyed"), (wr, wr), |wr| wr, bad_wr),
         }
     }
 }

@@ -131,6 +131,52 @@ int main(void)
 	sends[1].num_sge = 200;
 	FAILS(ibv_post_send(p.qp[0], &sends[1], &bad_send), EINVAL);
 	FAILS(ibv_post_send(p.qp[0], NULL, &bad_send), 0);
+
+	/* Requests of all forms in a chain: they go in their order, and the one at fault is named wherever it stands. */
+	struct ibv_send_wr mixed[6];
+	char *here = p.memory, *there = p.memory + BYTES;
+	strcpy(here, "abcdefgh");
+	struct ibv_sge parts[6] = { { (uintptr_t)here, 8, p.mr->lkey }, { (uintptr_t)here + 64, 8, p.mr->lkey },
+				    { (uintptr_t)"12", 2, 0 },          { (uintptr_t)here + 4, 4, p.mr->lkey },
+				    { (uintptr_t)here, 8, p.mr->lkey }, { (uintptr_t)here, 8, p.mr->lkey } };
+	static const enum ibv_wr_opcode opcodes[6] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+						       IBV_WR_RDMA_WRITE, IBV_WR_TSO,       IBV_WR_RDMA_WRITE };
+	static const int to[6] = { 0, 0, 0, 2, 0, 0 };
+	for (int fault = 0; fault < 6; fault++) {
+		memset(there, 0, 8);
+		memset(here + 64, 0, 8);
+		for (int i = 0; i < 6; i++)
+			mixed[i] = (struct ibv_send_wr){ .wr_id = i, .next = i < 5 ? &mixed[i + 1] : NULL, .sg_list = &parts[i],
+							 .num_sge = 1, .opcode = opcodes[i], .send_flags = IBV_SEND_SIGNALED,
+							 .wr.rdma = { (uintptr_t)there + to[i], p.mr->rkey } };
+		/* Else the READ might find what this writes. */
+		mixed[2].send_flags |= IBV_SEND_INLINE | IBV_SEND_FENCE;
+		mixed[fault].num_sge = 200;
+		bad_send = NULL;
+		FAILS(ibv_post_send(p.qp[0], mixed, &bad_send), EINVAL);
+		int refused = fault < 4 ? fault : 4;
+		CHECK(bad_send == &mixed[refused]);
+		for (int i = 0; i < refused; i++) {
+			wc = wait_one(&p);
+			CHECK(wc.wr_id == (uint64_t)i && wc.status == IBV_WC_SUCCESS);
+		}
+		static const char *const left[] = { "", "abcdefgh", "abcdefgh", "12cdefgh", "12efghgh" };
+		CHECK(!strncmp(there, left[refused], 8));
+		CHECK(!strncmp(here + 64, refused < 2 ? "" : "abcdefgh", 8));
+	}
+
+	/* A full queue, where requests wait in it. */
+	if (getenv("SCALEFABRIC_PATH") && !strcmp(getenv("SCALEFABRIC_PATH"), "wire")) {
+		struct ibv_send_wr many[SLOTS + 5];
+		for (int i = 0; i < SLOTS + 5; i++)
+			many[i] = (struct ibv_send_wr){ .wr_id = i, .next = i < SLOTS + 4 ? &many[i + 1] : NULL, .sg_list = &sge,
+							.num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+							.wr.rdma = { (uintptr_t)p.memory + BYTES, p.mr->rkey } };
+		FAILS(ibv_post_send(p.qp[0], many, &bad_send), ENOMEM);
+		CHECK(bad_send == &many[SLOTS]);
+		for (int i = 0; i < SLOTS; i++)
+			CHECK(wait_one(&p).wr_id == (uint64_t)i);
+	}
 	CHECK(ibv_poll_cq(cq, 0, NULL) == 0 && ibv_poll_cq(cq, -1, &wc) < 0);
 
 	/* In use, and gone. */
