@@ -55,6 +55,8 @@ struct Job {
     rdma_cm: bool,
     /// Device and GID index that we used.
     device: (String, u8),
+    /// The path that was asked for, for those that run on the software NIC, too.
+    path: Option<String>,
 }
 
 /// What another program says of itself.
@@ -146,7 +148,7 @@ pub fn run(choice: PeerChoice, asked: &Asked, options: &ClientOptions, shows: bo
     };
     begin("sfab perf");
     let ours = ours(asked, options)?;
-    let job = job(asked, &ours);
+    let job = job(asked, options.device.path.as_ref(), &ours);
     let mut rows = Vec::new();
     for other in OTHERS.iter().filter(|other| choice == PeerChoice::All || choice == other.choice) {
         begin(other.name);
@@ -173,7 +175,7 @@ fn ours(asked: &Asked, options: &ClientOptions) -> Result<Measured, Failure> {
     client::measure(asked, &options.device, &[to], false)
 }
 
-fn job(asked: &Asked, ours: &Measured) -> Job {
+fn job(asked: &Asked, path: Option<&String>, ours: &Measured) -> Job {
     let is_latency = asked.test == Test::Lat;
     let size = asked.sizes[0];
     let step = asked.step(size, is_latency);
@@ -196,6 +198,7 @@ fn job(asked: &Asked, ours: &Measured) -> Job {
         events: plan.events,
         rdma_cm: plan.rdma_cm,
         device: (ours.client.device.clone(), ours.client.gid_index),
+        path: path.cloned(),
     }
 }
 
@@ -358,6 +361,7 @@ fn job_for_tests(verb: Verb, is_latency: bool, size: u32) -> Job {
         events: false,
         rdma_cm: false,
         device: ("sflo".to_owned(), 1),
+        path: None,
     }
 }
 

@@ -24,18 +24,11 @@ pub fn runs(job: &Job) -> Result<Vec<Run>, &'static str> {
     let port = free_port().to_string();
     let command = || {
         let mut command = own();
-        command.args([
-            "run",
-            "--",
-            program(job),
-            "-F",
-            "-p",
-            &port,
-            "-d",
-            &job.device.0,
-            "-x",
-            &job.device.1.to_string(),
-        ]);
+        command.arg("run");
+        if let Some(path) = &job.path {
+            command.args(["--path", path]);
+        }
+        command.args(["--", program(job), "-F", "-p", &port, "-d", &job.device.0, "-x", &job.device.1.to_string()]);
         if job.verb != Verb::FetchAdd && job.verb != Verb::CompareSwap {
             command.args(["-s", &job.size.to_string(), "-c", job.transport.name()]);
         } else {
@@ -103,6 +96,16 @@ fn read(text: &str, job: &Job) -> Option<Told> {
 mod tests {
     use super::super::job_for_tests;
     use super::*;
+
+    #[test]
+    fn it_goes_the_way_that_was_asked_for() {
+        let job = Job { path: Some("wire".to_owned()), ..job_for_tests(Verb::Write, false, 8) };
+        let pair = &runs(&job).expect("it has WRITEs")[0].pair;
+        for command in [&pair.server, &pair.client] {
+            let words: Vec<_> = command.get_args().take(5).collect();
+            assert_eq!(words, ["run", "--path", "wire", "--", "ib_write_bw"]);
+        }
+    }
 
     #[test]
     fn its_tables_are_read() {
