@@ -52,8 +52,8 @@ pub struct SendEntry<'a> {
     pub bind: Option<Bind>,
 }
 
-/// A send WR as most are: a SEND or WRITE of a connected QP whose bytes are in registered memory. It has a third of the fields of a [`SendEntry`],
-/// and nothing to choose between.
+/// A send WR as most are: a SEND or WRITE of a connected QP whose bytes are in registered memory. Nothing in it is optional, so it is written without a
+/// look at what it is.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainEntry<'a> {
     /// From the WR.

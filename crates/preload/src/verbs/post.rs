@@ -10,7 +10,7 @@ use scalefabric_ibv::abi;
 use scalefabric_nic::objects::QpObject;
 use scalefabric_nic::ring::{PlainEntry, PlainOp};
 use scalefabric_verbs::{
-    Errno, PostError, QKey, QpType, Qpn, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge, Srqn, UdAddress,
+    Errno, PostError, QKey, QpType, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge, Srqn, UdAddress,
 };
 
 use super::address::AhPart;
@@ -158,6 +158,25 @@ unsafe fn refused<T>(
     tell_post(call, &PostError { index, ..*error })
 }
 
+/// Posts the requests at the head of a chain that have the short form; `at` is left where the others begin.
+///
+/// # Safety
+/// `at` is a chain of the program.
+#[inline]
+unsafe fn post_head(qp: &dyn QueuePair, at: &mut *mut abi::SendWr) -> Result<(), PostError> {
+    let Some(qp) = qp.as_any().downcast_ref::<QpObject>() else { return Ok(()) };
+    let posted = qp.post_plain(|| {
+        // SAFETY: the caller's promise; a request of the program has a successor.
+        let (entry, next) = unsafe {
+            let wr = at.as_ref()?;
+            (plain(wr)?, wr.next)
+        };
+        *at = next;
+        Some(entry)
+    });
+    posted.map(drop)
+}
+
 /// The operation `post_send`.
 ///
 /// # Safety
@@ -172,18 +191,10 @@ pub unsafe extern "C" fn post_send(qp: *mut abi::Qp, wr: *mut abi::SendWr, bad_w
     // SAFETY: a request of the program has a successor.
     let next = |wr: *mut abi::SendWr| unsafe { (*wr).next };
     let mut at = wr;
-    if let Some(qp) = object.part.qp.as_any().downcast_ref::<QpObject>() {
-        let posted = qp.post_plain(|| {
-            // SAFETY: the program's chain.
-            let entry = unsafe { plain(at.as_ref()?)? };
-            at = next(at);
-            Some(entry)
-        });
-        match posted {
-            Ok(_) => {}
-            // SAFETY: the program's chain and word.
-            Err(error) => return unsafe { refused(CALL, &error, (wr, wr), next, bad_wr) },
-        }
+    // SAFETY: the program's chain.
+    if let Err(error) = unsafe { post_head(&*object.part.qp, &mut at) } {
+        // SAFETY: the program's chain and word.
+        return unsafe { refused(CALL, &error, (wr, wr), next, bad_wr) };
     }
     let mut lot: [MaybeUninit<SendWr<'_>>; BATCH] = [const { MaybeUninit::uninit() }; BATCH];
     while !at.is_null() {
