@@ -221,9 +221,41 @@ impl Egress {
 
     /// How many packets of its size the train that is being built can still take.
     pub fn rest_of_train(&self) -> usize {
-        let Some(open) = self.trains.back().filter(|train| !train.closed) else { return 0 };
+        self.trains.back().map_or(0, |open| self.rest_of(open))
+    }
+
+    #[inline]
+    fn rest_of(&self, open: &Waiting) -> usize {
+        if open.closed {
+            return 0;
+        }
         let bytes = (MAX_TRAIN_BYTES - open.len).min(self.arena.len() - self.tail);
         self.max_train.saturating_sub(open.count).min(bytes / open.segment.max(1))
+    }
+
+    /// How many packets of `size` bytes can stand behind the last one, in the same train.
+    #[inline]
+    pub fn room_for_run(&self, serial: u64, size: usize) -> usize {
+        let open = self.trains.back().filter(|open| open.serial == serial && open.segment == size);
+        open.map_or(0, |open| self.rest_of(open))
+    }
+
+    /// The bytes of so many, for which there is room; those of the packet before them; and the IPv4 identification of the first.
+    #[inline]
+    pub fn run_bytes(&mut self, count: usize, size: usize) -> (&[u8], &mut [u8], u16) {
+        let ip_id = self.trains.back().map_or(0, |open| open.count as u16);
+        let (before, here) = self.arena.split_at_mut(self.tail);
+        (&before[self.tail - size..], &mut here[..count * size], ip_id)
+    }
+
+    /// So many of them are written and leave.
+    #[inline]
+    pub fn commit_run(&mut self, count: usize, size: usize) {
+        if let Some(open) = self.trains.back_mut() {
+            self.tail += count * size;
+            open.len += count * size;
+            open.count += count;
+        }
     }
 
     /// Sends what waits until the port blocks; returns true if something left.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use scalefabric_transport::congestion::int;
 use scalefabric_transport::host::{
     AccessFault, AtomicOp, Direct, EmitError, Host, LocalFault, Outgoing, Path, Payload, PlainWrite, RecvWqe,
-    RemoteAccess, SendWqe,
+    RemoteAccess, Run, SendWqe,
 };
 use scalefabric_transport::{Counter, DropReason, Time};
 use scalefabric_verbs::event::EventType;
@@ -31,6 +31,7 @@ use crate::events::Listeners;
 use crate::faults::{DeviceFaults, Fate};
 use crate::memory::{Access, PdId, Peer};
 use crate::port::Port;
+use crate::ring::SendRing;
 use crate::tables::Tables;
 use crate::window::Windows;
 
@@ -329,18 +330,15 @@ impl QpHost<'_, '_> {
     /// Puts a packet behind the one that this QP emitted just before, from which it differs as [`Host::emit_alike`] says.
     #[inline]
     fn emit_behind(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
+        let (header_len, length) = (packet.headers.len(), payload_len(&payload));
+        let end = header_len + length.next_multiple_of(4);
+        let serial = self.side.routes[0].serial;
+        let room = self.open_train(packet).and_then(|egress| egress.behind(serial, end + ICRC_LEN));
+        let Some(room) = room else { return self.emit_with(packet, payload, &[]) };
         let Self { side, fabric, memory, .. } = self;
         let route = &side.routes[0];
         let bth = &packet.headers.bth;
-        let (header_len, length) = (packet.headers.len(), payload_len(&payload));
-        let end = header_len + length.next_multiple_of(4);
         let port_num = route.av.port_num;
-        let is_plain = fabric.faults.is_none()
-            && matches!(packet.path, Path::Primary)
-            && fabric.tables.port(port_num).is_some_and(|port| port.is_active());
-        let room =
-            if is_plain { fabric.egress[usize::from(port_num) - 1].behind(route.serial, end + ICRC_LEN) } else { None };
-        let Some(room) = room else { return self.emit_with(packet, payload, &[]) };
         let Fabric { egress, srqs, .. } = &mut **fabric;
         let egress = &mut egress[usize::from(port_num) - 1];
         let (before, bytes) = egress.bytes_behind(room);
@@ -363,6 +361,48 @@ impl QpHost<'_, '_> {
         }
         egress.commit_behind(room);
         Ok(())
+    }
+
+    /// Whether nothing has to be looked at before a packet goes behind the one before it, and the port's train.
+    #[inline]
+    fn open_train(&self, packet: &Outgoing) -> Option<&Egress> {
+        let port_num = self.side.routes[0].av.port_num;
+        let is_plain = self.fabric.faults.is_none()
+            && matches!(packet.path, Path::Primary)
+            && self.fabric.tables.port(port_num).is_some_and(|port| port.is_active());
+        is_plain.then(|| &self.fabric.egress[usize::from(port_num) - 1])
+    }
+
+    /// As [`Host::emit_run`] says.
+    fn put_run(&mut self, packet: &Outgoing, run: Run) -> usize {
+        let Self { side, fabric, memory, .. } = self;
+        let route = &side.routes[0];
+        let sge = side.shared.send.as_ref().and_then(|ring| ring.only_sge(run.index));
+        let (length, size) = (run.length as usize, bth::LEN + run.length as usize + ICRC_LEN);
+        let all = run.count as usize * length;
+        let source = sge.and_then(|sge| memory.readable(side.pd, &sge, run.offset, all).ok());
+        let Some(source) = source else { return 0 };
+        let egress = &mut fabric.egress[usize::from(route.av.port_num) - 1];
+        let (before, bytes, ip_id) = egress.run_bytes(run.count as usize, size);
+        let mut header = [0; bth::LEN];
+        header.copy_from_slice(&before[..bth::LEN]);
+        let mut psn = packet.headers.bth.psn;
+        let mut sent = 0;
+        for (number, out) in (0..).zip(bytes.chunks_exact_mut(size)) {
+            let last_word = psn.get() | u32::from(run.asks(number)) << 31;
+            header[bth::LEN - 4..].copy_from_slice(&last_word.to_be_bytes());
+            let (head, rest) = out.split_at_mut(bth::LEN);
+            let (data, icrc) = rest.split_at_mut(length);
+            head.copy_from_slice(&header);
+            let mut sum = route.flow.start(ip_id + number as u16, size - ICRC_LEN, header[4]);
+            sum.update(&header);
+            let Ok(sum) = source.copy_summed(sent * length, data, sum) else { break };
+            icrc.copy_from_slice(&sum.finish().to_le_bytes());
+            psn = psn.next();
+            sent += 1;
+        }
+        egress.commit_run(sent, size);
+        sent
     }
 
     /// Puts a packet and what stands behind its ICRC into the port's train.
@@ -739,6 +779,21 @@ impl Host for QpHost<'_, '_> {
     #[inline]
     fn emit_alike(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
         self.emit_behind(packet, payload)
+    }
+
+    #[inline]
+    fn room_for_run(&self, packet: &Outgoing, index: u32, length: u32) -> usize {
+        let is_plain = packet.headers.len() == bth::LEN && length.is_multiple_of(4);
+        let has_one = |ring: &SendRing| !ring.is_inline(index) && ring.only_sge(index).is_some();
+        if !is_plain || !self.side.shared.send.as_ref().is_some_and(has_one) {
+            return 0;
+        }
+        let size = bth::LEN + length as usize + ICRC_LEN;
+        self.open_train(packet).map_or(0, |egress| egress.room_for_run(self.side.routes[0].serial, size))
+    }
+
+    fn emit_run(&mut self, packet: &Outgoing, run: Run) -> usize {
+        self.put_run(packet, run)
     }
 
     fn emit_trailed(

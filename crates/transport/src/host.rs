@@ -88,6 +88,32 @@ pub struct SendWqe {
     pub xrc_srqn: Option<Srqn>,
 }
 
+/// What the packets of [`Host::emit_run`] carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The WQE.
+    pub index: u32,
+    /// Where the first one's bytes begin in it.
+    pub offset: u32,
+    /// Bytes of each, a multiple of 4.
+    pub length: u32,
+    /// How many, at most [`Run::MOST`].
+    pub count: u32,
+    /// Whether the one of that number asks for an ACK, a bit each.
+    pub asks: u32,
+}
+
+impl Run {
+    /// Packets in one go, at most.
+    pub const MOST: usize = 32;
+
+    /// Whether packet `number` asks for an ACK.
+    #[inline]
+    pub const fn asks(&self, number: u32) -> bool {
+        self.asks >> number & 1 != 0
+    }
+}
+
 /// A send WQE that is a plain WRITE: what sending and retiring it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainWrite {
@@ -376,6 +402,18 @@ pub trait Host {
     /// and what the payload says; not in the payload's length. By default it is made anew.
     fn emit_alike(&mut self, packet: &Outgoing, payload: Payload<'_>) -> Result<(), EmitError> {
         self.emit(packet, payload)
+    }
+    /// Packets like `packet` of `length` bytes of WQE `index` that [`Host::emit_run`] would take now. By default none: each goes by
+    /// [`Host::emit_alike`].
+    #[inline]
+    fn room_for_run(&self, _packet: &Outgoing, _index: u32, _length: u32) -> usize {
+        0
+    }
+    /// Packets that follow one another, each differing from the one before, and the first from the one that this QP emitted just before in the same
+    /// call, in its PSN, which is one more, AckReq, and its part of the WQE, which lies behind. Returns how many left: fewer only if the memory of the next
+    /// one has gone.
+    fn emit_run(&mut self, _packet: &Outgoing, _run: Run) -> usize {
+        0
     }
     /// The same with a telemetry trailer behind the ICRC ([`crate::congestion::int`]). A host whose packets have none sends the
     /// packet alone.

@@ -21,7 +21,7 @@ use crate::time::Time;
 /// What a device decides for its QPs, beyond their attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes a requester may have unacknowledged. Default 1 MiB. Too small: idle between ACKs; too large: the peer's
+    /// Bytes a requester may have unacknowledged. Default 2 MiB. Too small: idle between ACKs; too large: the peer's
     /// socket buffer overflows and go-back-N repeats much.
     pub max_inflight_bytes: u32,
     /// A requester asks for an ACK at least every this many packets. Default 16. 1: an ACK a packet.
@@ -47,7 +47,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            max_inflight_bytes: 1 << 20,
+            max_inflight_bytes: 2 << 20,
             ack_req_interval: 16,
             advertise_credits: true,
             cnp_interval_ns: 4_000,

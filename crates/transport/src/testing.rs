@@ -25,7 +25,7 @@ use crate::congestion::int::{self, Trailer};
 use crate::counter::{Counter, DropReason};
 use crate::host::{
     AccessFault, AtomicOp, Direct, EmitError, Host, Incoming, LocalFault, Outgoing, Path, Payload, PlainWrite, RecvWqe,
-    RemoteAccess, SendWqe, WqeOp,
+    RemoteAccess, Run, SendWqe, WqeOp,
 };
 use crate::time::Time;
 
@@ -141,6 +141,10 @@ pub struct TestHost {
     pub asked: Vec<(u64, u32)>,
     /// Whoever asks for a plain WRITE finds none: WQEs are taken one by one.
     pub hides_plain_writes: bool,
+    /// Packets that [`Host::emit_run`] takes, at most.
+    pub run_room: usize,
+    /// It leaves the last packet of each run out, as if its memory had gone.
+    pub cuts_runs: bool,
     /// Receives come from an SRQ (its `take_recv` is the same; `posted_recvs` tells nothing).
     pub has_srq: bool,
     /// How a BIND_MW ends.
@@ -194,6 +198,8 @@ impl TestHost {
             could_execute: false,
             asked: Vec::new(),
             hides_plain_writes: false,
+            run_room: 15,
+            cuts_runs: false,
             has_srq: false,
             bind_result: Ok(()),
             invalidated: Vec::new(),
@@ -557,6 +563,25 @@ impl Host for TestHost {
             trailer: None,
         });
         Ok(())
+    }
+
+    fn room_for_run(&self, _packet: &Outgoing, index: u32, _length: u32) -> usize {
+        let posted = &self.sends[index.wrapping_sub(self.retired) as usize];
+        if posted.pieces.len() == 1 { self.run_room.min(self.room) } else { 0 }
+    }
+
+    fn emit_run(&mut self, packet: &Outgoing, run: Run) -> usize {
+        let mut packet = *packet;
+        let count = run.count - u32::from(self.cuts_runs);
+        for number in 0..count {
+            packet.headers.bth.ack_req = run.asks(number);
+            let offset = run.offset + number * run.length;
+            if self.emit(&packet, Payload::Wqe { index: run.index, offset, length: run.length }).is_err() {
+                return number as usize;
+            }
+            packet.headers.bth.psn = packet.headers.bth.psn.next();
+        }
+        count as usize
     }
 
     fn emit_trailed(

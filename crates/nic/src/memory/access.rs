@@ -1,5 +1,6 @@
 //! What the engine does with memory during a turn: look up, check, copy.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use scalefabric_transport::host::{AccessFault, AtomicOp, LocalFault, RemoteAccess};
@@ -36,6 +37,24 @@ impl Accessor {
         // Pairs with the fence in `quiesce`: either we see the revocation, or it sees this turn. Who has announced a hazard relies on it, too.
         full_fence();
         Access { table: &self.table }
+    }
+}
+
+/// Bytes of a region that may be read as long as the turn lasts.
+#[derive(Clone, Copy, Debug)]
+pub struct Readable<'t> {
+    from: Host,
+    length: usize,
+    turn: PhantomData<&'t Access<'t>>,
+}
+
+impl Readable<'_> {
+    /// Fills `out` with the bytes from `at` on, which are there, and runs them through a CRC. `Gone`: the application has unmapped them.
+    #[inline]
+    pub fn copy_summed(&self, at: usize, out: &mut [u8], sum: Running) -> Result<Running, LocalFault> {
+        assert!(at <= self.length && out.len() <= self.length - at, "{} bytes at {at} of {}", out.len(), self.length);
+        // SAFETY: as in `Access::gather`, for the whole; the part lies inside it.
+        unsafe { copy::copy_out_summed(self.from.wrapping_add(at), out, sum) }.map_err(|Gone| LocalFault::Gone)
     }
 }
 
@@ -251,9 +270,14 @@ impl Access<'_> {
         if out.is_empty() {
             return Ok(sum);
         }
-        let from = self.part(pd, sge, offset, out.len())?;
-        // SAFETY: as in `gather`.
-        unsafe { copy::copy_out_summed(from, out, sum) }.map_err(|Gone| LocalFault::Gone)
+        self.readable(pd, sge, offset, out.len())?.copy_summed(0, out, sum)
+    }
+
+    /// `length` bytes of an SGE from `offset`, to be copied in pieces during this turn.
+    #[inline]
+    pub fn readable(&self, pd: PdId, sge: &Sge, offset: u32, length: usize) -> Result<Readable<'_>, LocalFault> {
+        let from = self.part(pd, sge, offset, length)?;
+        Ok(Readable { from, length, turn: PhantomData })
     }
 
     /// Where `length` bytes of an SGE begin, from `offset`.

@@ -218,21 +218,24 @@ mod tests {
     #[test]
     fn copying_and_summing_in_one_pass_is_copying_and_then_summing() {
         let source: Vec<u8> = (0..5000u32).map(|i| (i * i * 7 + i / 3) as u8).collect();
-        // Where one pass is possible, and where it is not.
+        // Where one pass is possible, and where it is not; and each place in a line of the target.
         let aligned = source.as_ptr().align_offset(64);
-        for from in [aligned, aligned + 32, aligned + 8, aligned + 1] {
-            for length in (0..700).step_by(3).chain([768, 1024, 2048, 4096, 4097, 4222]) {
-                for register in [0, !0, 0x1234_5678] {
-                    let (mut target, mut sum) = (vec![0u8; length + 1], Running::resume(register));
-                    // SAFETY: both ranges lie inside their vectors.
-                    let told = unsafe {
-                        copy_out_summed(source.as_ptr().add(from), &mut target[..length], Running::resume(register))
-                    };
-                    sum.update(&source[from..from + length]);
-                    assert_eq!(told.map(Running::finish), Ok(sum.finish()), "{length} from {from}");
-                    assert_eq!(target[..length], source[from..from + length]);
-                    assert_eq!(target[length], 0);
-                }
+        let lengths = (0..700).step_by(3).chain([768, 1024, 2048, 4096, 4097, 4222]);
+        let cases =
+            lengths.flat_map(|length| [aligned, aligned + 32, aligned + 8, aligned + 1].map(|from| (length, from)));
+        for (number, (length, from)) in cases.enumerate() {
+            for to in [number % 67, number / 67 * 4 % 64, 12] {
+                let register = [0, !0, 0x1234_5678][number % 3];
+                let (mut target, mut sum) = (vec![0u8; length + 200], Running::resume(register));
+                let to = target.as_ptr().align_offset(64) + to;
+                // SAFETY: both ranges lie inside their vectors.
+                let told = unsafe {
+                    copy_out_summed(source.as_ptr().add(from), &mut target[to..to + length], Running::resume(register))
+                };
+                sum.update(&source[from..from + length]);
+                assert_eq!(told.map(Running::finish), Ok(sum.finish()), "{length} from {from}");
+                assert_eq!(target[to..to + length], source[from..from + length], "{length} to {to}");
+                assert!(target[..to].iter().chain(&target[to + length..]).all(|&byte| byte == 0), "{length} to {to}");
             }
         }
     }

@@ -13,7 +13,7 @@ use super::ack_request::Occasion;
 use super::segment::PACKET_COST;
 use super::{Requester, is_tight};
 use crate::context::Context;
-use crate::host::{EmitError, Host, Outgoing, Payload, PlainWrite};
+use crate::host::{EmitError, Host, Outgoing, Payload, PlainWrite, Run};
 
 const WRITE_ONLY: Opcode = write(Position::Only);
 const WRITE_MIDDLE: Opcode = write(Position::Middle);
@@ -138,18 +138,16 @@ impl Requester {
     ) -> Result<(), EmitError> {
         let (pmtu, shared) = (ctx.pmtu(), host.window());
         let last = wqe.length.div_ceil(pmtu).saturating_sub(1);
-        let cost = pmtu + PACKET_COST;
         let mut outgoing = self.model(ctx, host, WRITE_MIDDLE);
         let mut is_first = true;
         while *budget > 0 && self.sending.packet < last {
-            let Some(inflight) = self.room_for(ctx, shared, cost) else { break };
-            let ack_req = self.ack_request.decide(Occasion {
-                ends_message: false,
-                nothing_follows: u64::from(inflight) + u64::from(cost) > u64::from(ctx.config.max_inflight_bytes)
-                    || is_tight(ctx, shared)
-                    || inflight >= shared,
-                interval: ctx.config.ack_req_interval,
-            });
+            let most = (*budget).min((last - self.sending.packet) as usize);
+            let sent = if is_first { 0 } else { self.send_middle_run(ctx, host, &mut outgoing, most) };
+            *budget -= sent;
+            if sent > 0 {
+                continue;
+            }
+            let Some((inflight, ack_req)) = self.next_middle(ctx, shared) else { break };
             (outgoing.headers.bth.psn, outgoing.headers.bth.ack_req) = (self.sending.psn, ack_req);
             let offset = self.sending.packet * pmtu;
             let payload = Payload::Wqe { index: self.sending.wqe, offset, length: pmtu };
@@ -160,11 +158,59 @@ impl Requester {
             }
             is_first = false;
             *budget -= 1;
-            self.inflight = inflight;
-            self.ack_request.sent(ack_req);
-            self.sending.psn = self.sending.psn.next();
-            self.sending.packet += 1;
+            self.pass_middle(inflight, ack_req);
         }
         Ok(())
+    }
+
+    /// As many of them as the host takes in one go, behind one that has just left: at most `most`. Returns how many left.
+    fn send_middle_run<H: Host>(&mut self, ctx: &Context, host: &mut H, outgoing: &mut Outgoing, most: usize) -> usize {
+        let (pmtu, shared, index) = (ctx.pmtu(), host.window(), self.sending.wqe);
+        let most = host.room_for_run(outgoing, index, pmtu).min(most).min(Run::MOST) as u32;
+        let before = (self.sending, self.inflight, self.ack_request);
+        outgoing.headers.bth.psn = self.sending.psn;
+        let mut run = Run { index, offset: self.sending.packet * pmtu, length: pmtu, count: 0, asks: 0 };
+        while run.count < most
+            && let Some((inflight, ack_req)) = self.next_middle(ctx, shared)
+        {
+            self.pass_middle(inflight, ack_req);
+            run.asks |= u32::from(ack_req) << run.count;
+            run.count += 1;
+        }
+        if run.count == 0 {
+            return 0;
+        }
+        let sent = host.emit_run(outgoing, run);
+        if sent < run.count as usize {
+            (self.sending, self.inflight, self.ack_request) = before;
+            for number in 0..sent as u32 {
+                self.pass_middle(self.inflight + pmtu + PACKET_COST, run.asks(number));
+            }
+        }
+        sent
+    }
+
+    /// What would be under way with the next one, and whether it asks for an ACK; `None` if it may not leave.
+    #[inline]
+    fn next_middle(&self, ctx: &Context, shared: u32) -> Option<(u32, bool)> {
+        let cost = ctx.pmtu() + PACKET_COST;
+        let inflight = self.room_for(ctx, shared, cost)?;
+        let ack_req = self.ack_request.decide(Occasion {
+            ends_message: false,
+            nothing_follows: u64::from(inflight) + u64::from(cost) > u64::from(ctx.config.max_inflight_bytes)
+                || is_tight(ctx, shared)
+                || inflight >= shared,
+            interval: ctx.config.ack_req_interval,
+        });
+        Some((inflight, ack_req))
+    }
+
+    /// It leaves.
+    #[inline]
+    fn pass_middle(&mut self, inflight: u32, ack_req: bool) {
+        self.inflight = inflight;
+        self.ack_request.sent(ack_req);
+        self.sending.psn = self.sending.psn.next();
+        self.sending.packet += 1;
     }
 }

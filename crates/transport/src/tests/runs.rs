@@ -29,7 +29,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(SendFlags::INLINE | SendFlags::SOLICITED),
     ];
     let op = prop_oneof![12 => Just(0), 1 => 1..6_u8];
-    let length = prop_oneof![6 => 0..64_u32, 1 => Just(1024_u32), 1 => 1000..3000_u32];
+    let length = prop_oneof![6 => 0..64_u32, 1 => Just(1024_u32), 1 => 1000..3000_u32, 1 => 3000..50_000_u32];
     prop_oneof![
         12 => (op, length, flags).prop_map(|(op, length, flags)| Act::Post { op, length, flags }),
         5 => (prop_oneof![3 => Just(128), 1 => 0..6_usize], prop_oneof![4 => Just(usize::MAX), 1 => 0..5_usize])
@@ -81,6 +81,8 @@ proptest! {
     fn a_run_sends_what_would_have_left_one_by_one(
         acts in prop::collection::vec(act(), 1..120),
         max_inflight_bytes in prop_oneof![Just(1_u32 << 20), Just(1200), Just(4000)],
+        run_room in 0..40_usize,
+        cuts_runs: bool,
     ) {
         let config = Config { max_inflight_bytes, ..Config::default() };
         let [mut runs, mut single] = [(); 2].map(|()| {
@@ -89,6 +91,7 @@ proptest! {
             d
         });
         single.side.host.hides_plain_writes = true;
+        (runs.side.host.run_room, runs.side.host.cuts_runs) = (run_room, cuts_runs);
         for (wr_id, act) in acts.iter().enumerate() {
             apply(&mut runs, act, wr_id as u64);
             apply(&mut single, act, wr_id as u64);

@@ -278,13 +278,17 @@ macro_rules! sum_routine {
 }
 
 // The same with vectors of 64 bytes, four side by side (x^2048). The multiplication takes eight cycles on some processors, so that more bytes must be
-// under way at once; what is 1 KiB ahead is fetched, because processors do not look ahead beyond a page. rsi is aligned to 64, rdx at least 256.
+// under way at once; what is 1 KiB ahead is fetched, because processors do not look ahead beyond a page. rsi is aligned to 64, rdi to 4, rdx at least 256.
+// Stores that cross cache lines cost twice, and headers put every payload across: so each line of the target is put together from two loads, the last
+// one's (`$before`) and this one's (`$now`), as register 9 says, and rdi stands at the beginning of a line.
 macro_rules! broad_fold {
-    ($sum:literal, $at:literal) => {
+    ($sum:literal, $at:literal, $now:literal, $before:literal) => {
         concat!(
             "prefetcht0 [rsi+1024+",
             $at,
-            "]\nvmovdqa64 zmm6, [rsi+",
+            "]\nvmovdqa64 ",
+            $now,
+            ", [rsi+",
             $at,
             "]\n",
             "vpclmulqdq zmm7, ",
@@ -295,13 +299,18 @@ macro_rules! broad_fold {
             ", ",
             $sum,
             ", zmm5, 0x11\n",
-            "vmovdqu64 [rdi+",
-            $at,
-            "], zmm6\n",
+            broad_store!($at, $now, $before),
             "vpternlogq ",
             $sum,
-            ", zmm7, zmm6, 0x96\n",
+            ", zmm7, ",
+            $now,
+            ", 0x96\n",
         )
+    };
+}
+macro_rules! broad_store {
+    ($at:literal, $now:literal, $before:literal) => {
+        concat!("vpermt2d ", $before, ", zmm9, ", $now, "\nvmovdqa64 [rdi+", $at, "], ", $before, "\n")
     };
 }
 macro_rules! broad_carry {
@@ -336,28 +345,41 @@ macro_rules! broad_sum_routine {
             $name,
             ":\n",
             "vmovdqa64 zmm0, [rsi]\n vmovdqa64 zmm1, [rsi+64]\n vmovdqa64 zmm2, [rsi+128]\n vmovdqa64 zmm3, [rsi+192]\n",
-            "vmovdqu64 [rdi], zmm0\n vmovdqu64 [rdi+64], zmm1\n vmovdqu64 [rdi+128], zmm2\n vmovdqu64 [rdi+192], zmm3\n",
+            // The words of the first line that are ours (k1), those of the one behind the last (k2), and where a line's words come from.
+            "mov r11, rcx\n mov ecx, edi\n and ecx, 63\n shr ecx, 2\n and rdi, -64\n",
+            "mov eax, 0xffff\n shl eax, cl\n kmovw k1, eax\n knotw k2, k1\n",
+            "mov eax, 16\n sub eax, ecx\n vpbroadcastd zmm8, eax\n vpmovzxbd zmm9, [r9+80]\n vpaddd zmm9, zmm9, zmm8\n",
+            "vpermd zmm8, zmm9, zmm0\n vmovdqu32 [rdi]{{k1}}, zmm8\n",
+            "vmovdqa64 zmm8, zmm0\n",
+            broad_store!("64", "zmm1", "zmm8"),
+            "vmovdqa64 zmm8, zmm1\n",
+            broad_store!("128", "zmm2", "zmm8"),
+            "vmovdqa64 zmm8, zmm2\n",
+            broad_store!("192", "zmm3", "zmm8"),
+            "vmovdqa64 zmm8, zmm3\n",
             "vmovd xmm4, r8d\n vpxorq zmm0, zmm0, zmm4\n vbroadcasti32x4 zmm5, [r9+16]\n",
             "add rsi, 256\n add rdi, 256\n sub rdx, 512\n jb 6f\n",
             ".p2align 4\n5:\n",
-            broad_fold!("zmm0", "0"),
-            broad_fold!("zmm1", "64"),
-            broad_fold!("zmm2", "128"),
-            broad_fold!("zmm3", "192"),
+            broad_fold!("zmm0", "0", "zmm6", "zmm8"),
+            broad_fold!("zmm1", "64", "zmm8", "zmm6"),
+            broad_fold!("zmm2", "128", "zmm6", "zmm8"),
+            broad_fold!("zmm3", "192", "zmm8", "zmm6"),
             "add rsi, 256\n add rdi, 256\n sub rdx, 256\n jae 5b\n",
             "6: vbroadcasti32x4 zmm5, [r9]\n",
             broad_carry!("0", "2"),
             broad_carry!("1", "3"),
             "add rdx, 256\n jz 7f\n",
-            broad_fold!("zmm2", "0"),
-            broad_fold!("zmm3", "64"),
-            "7: vbroadcasti32x4 zmm5, [r9+32]\n",
+            broad_fold!("zmm2", "0", "zmm6", "zmm8"),
+            broad_fold!("zmm3", "64", "zmm8", "zmm6"),
+            "add rdi, 128\n",
+            "7: vpermd zmm8, zmm9, zmm8\n vmovdqu32 [rdi]{{k2}}, zmm8\n",
+            "vbroadcasti32x4 zmm5, [r9+32]\n",
             broad_carry!("2", "3"),
             "vbroadcasti128 ymm5, [r9+48]\n vextracti64x4 ymm2, zmm3, 1\n",
             carry!("ymm", "3", "2"),
             "vmovdqu xmm5, [r9+64]\n vextracti128 xmm3, ymm2, 1\n",
             carry!("xmm", "2", "3"),
-            "vmovdqu [rcx], xmm3\n",
+            "vmovdqu [r11], xmm3\n",
             "vzeroupper\n xor eax, eax\n ret\n.size ",
             $name,
             ", . - ",
@@ -517,8 +539,8 @@ pub const BLOCK: usize = 128;
 /// Bytes that stand for all that were folded.
 pub const LEFT: usize = 16;
 
-/// For each distance d over which sums are carried: x^(d+32) and x^(d-32) modulo the polynomial, reflected.
-static FACTORS: [[u64; 2]; 5] = [
+/// For each distance d over which sums are carried: x^(d+32) and x^(d-32) modulo the polynomial, reflected. Then the numbers of the words of a line.
+static FACTORS: [[u64; 2]; 6] = [
     // 1024
     [0x1_e88e_f372, 0x1_4a7f_e880],
     // 2048
@@ -529,6 +551,7 @@ static FACTORS: [[u64; 2]; 5] = [
     [0x0_f1da_05aa, 0x1_5a54_6366],
     // 128
     [0x1_7519_97d0, 0x0_ccaa_009e],
+    [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908],
 ];
 
 /// Whether [`copy_out_summed`] can read there: its loads are aligned, so that words do not tear.
@@ -548,9 +571,11 @@ pub unsafe fn copy_out_summed(
     left: &mut [u8; LEFT],
     register: u32,
 ) -> u32 {
-    let is_broad =
-        (from as usize).is_multiple_of(64) && length >= 2 * BLOCK && std::arch::is_x86_feature_detected!("avx512f");
-    // SAFETY: as the caller says, and the processor and the address are as the routine needs them; `left` has room, and the
+    let is_broad = (from as usize).is_multiple_of(64)
+        && (to as usize).is_multiple_of(4)
+        && length >= 2 * BLOCK
+        && std::arch::is_x86_feature_detected!("avx512f");
+    // SAFETY: as the caller says, and the processor and the addresses are as the routine needs them; `left` has room, and the
     // factors are those of the five distances.
     unsafe {
         let routine = if is_broad { broad_copy_out_summed } else { wide_copy_out_summed };
