@@ -281,7 +281,7 @@ fn takes_plain(core: &Core, qp: &QpShared) -> bool {
 }
 
 /// Writes a WR in its short form.
-#[inline]
+#[inline(always)]
 fn post_short(qp: &QpShared, poster: &mut SendPoster<'_>, mut entry: PlainEntry<'_>) -> Result<(), Refusal> {
     if qp.sq_sig_all {
         entry.flags |= SendFlags::SIGNALED;
@@ -290,7 +290,7 @@ fn post_short(qp: &QpShared, poster: &mut SendPoster<'_>, mut entry: PlainEntry<
 }
 
 /// A WR in its short form, if it has one.
-#[inline]
+#[inline(always)]
 fn plain_entry<'a>(wr: &SendWr<'a>) -> Option<PlainEntry<'a>> {
     let (op, (remote_addr, rkey), imm) = match wr.op {
         SendOp::Write { remote_addr, rkey } => (PlainOp::Write, (remote_addr, rkey), 0),
@@ -299,16 +299,12 @@ fn plain_entry<'a>(wr: &SendWr<'a>) -> Option<PlainEntry<'a>> {
         SendOp::SendWithImm { imm } => (PlainOp::SendWithImm, (0, RKey(0)), imm),
         _ => return None,
     };
-    let is_registered = !wr.flags.contains(SendFlags::INLINE) && wr.inline_data.is_empty();
-    is_registered.then_some(PlainEntry {
-        wr_id: wr.wr_id,
-        op,
-        flags: wr.flags,
-        remote_addr,
-        rkey,
-        imm,
-        sges: wr.sg_list,
-    })
+    let data = match (wr.flags.contains(SendFlags::INLINE), wr.sg_list, wr.inline_data) {
+        (false, sges, []) => SendData::Sges(sges),
+        (true, [], bytes) => SendData::Inline(bytes),
+        _ => return None,
+    };
+    Some(PlainEntry { wr_id: wr.wr_id, op, flags: wr.flags, remote_addr, rkey, imm, data })
 }
 
 /// A window has its new key as soon as its bind is posted.

@@ -73,7 +73,7 @@ pub fn run(arguments: &[String]) -> Outcome {
     if !callgrind() {
         return Ok(());
     }
-    let kept = Kept::read(&MARKS.read()?);
+    let mut tables = Kept::read_all(&MARKS.read()?);
     let build = ["build", "--release", "--quiet", "--package", "scalefabric-nic", "--example", "instructions"];
     process::run(cargo().args(build))?;
     let program = process::target_folder()?.join("release/examples/instructions");
@@ -86,17 +86,25 @@ pub fn run(arguments: &[String]) -> Outcome {
     let is_wanted = |words: &str| options.only.is_empty() || options.only.iter().any(|only| words.contains(only));
     now.retain(|words, _| is_wanted(words));
     let built_with = built_with()?;
-    println!("{}", table(&kept.counts, &now));
+    let at = tables.iter().position(|kept| kind(&kept.built_with) == kind(&built_with));
+    let of_this_kind = at.map(|at| &tables[at]);
+    println!("{}", table(of_this_kind.map_or(&Counts::new(), |kept| &kept.counts), &now));
     if options.renew {
-        let mut counts = kept.counts;
-        counts.retain(|words, _| !is_wanted(words));
-        counts.extend(now);
-        return MARKS.write(&written(&counts, &built_with));
+        let mut fresh = Kept { counts: now, built_with };
+        let old = at.map(|at| std::mem::take(&mut tables[at].counts)).unwrap_or_default();
+        for (words, numbers) in old.into_iter().filter(|(words, _)| !is_wanted(words)) {
+            fresh.counts.insert(words, numbers);
+        }
+        match at {
+            Some(at) => tables[at] = fresh,
+            None => tables.push(fresh),
+        }
+        return MARKS.write(&written(&tables));
     }
-    if kept.built_with.split_whitespace().next_back() != built_with.split_whitespace().next_back() {
-        println!("not judged: {PAGE} was counted on another kind of processor ({})", kept.built_with);
+    let Some(kept) = of_this_kind else {
+        println!("not judged: {PAGE} has no figures of this kind of processor ({built_with}); --renew adds them");
         return Ok(());
-    }
+    };
     let percent = if kept.built_with == built_with { PERCENT } else { OTHER_COMPILER_PERCENT };
     let (worse, better) = judge(&kept.counts, &now, percent);
     if !better.is_empty() {
@@ -125,6 +133,11 @@ fn built_with() -> Result<String, String> {
     let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let maker = known.lines().find_map(|line| line.strip_prefix("vendor_id")?.split(':').nth(1)).unwrap_or("").trim();
     Ok(format!("{version}, {}-{maker}", std::env::consts::ARCH).trim_end_matches('-').to_owned())
+}
+
+/// The kind of processor of [`built_with`].
+fn kind(built_with: &str) -> Option<&str> {
+    built_with.split_whitespace().next_back()
 }
 
 /// Runs the example beside so many idle queue pairs; gives instructions per unit of each figure.
@@ -178,13 +191,20 @@ fn inclusive(report: &str) -> BTreeMap<String, u64> {
     costs
 }
 
-/// What the page has.
+/// What the page has of one kind of processor.
 struct Kept {
     built_with: String,
     counts: Counts,
 }
 
 impl Kept {
+    /// All tables of the page.
+    fn read_all(text: &str) -> Vec<Self> {
+        let begins: Vec<usize> = text.match_indices("Counted with ").map(|(at, _)| at).collect();
+        let ends = begins.iter().copied().skip(1).chain([text.len()]);
+        begins.iter().zip(ends).map(|(&begin, end)| Self::read(&text[begin..end])).collect()
+    }
+
     fn read(table: &str) -> Self {
         let built_with = table.lines().find_map(|line| line.strip_prefix("Counted with ")?.strip_suffix('.'));
         let mut counts = Counts::new();
@@ -248,14 +268,18 @@ fn table(kept: &Counts, now: &Counts) -> String {
 }
 
 /// For the page.
-fn written(counts: &Counts, built_with: &str) -> String {
-    let mut text = format!("Counted with {built_with}.\n\n| instructions | alone |");
-    let beside = IDLE.iter().filter(|idle| **idle > 0);
-    beside.clone().for_each(|idle| text += &format!(" beside {} idle queue pairs |", thousands(f64::from(*idle))));
-    text += &format!("\n|---|{}", "---:|".repeat(IDLE.len()));
-    for (words, numbers) in rows(counts) {
-        text += &format!("\n| {words} |");
-        numbers.iter().for_each(|number| text += &format!(" {} |", thousands(*number)));
+fn written(tables: &[Kept]) -> String {
+    let mut text = String::new();
+    for kept in tables {
+        text += &format!("Counted with {}.\n\n| instructions | alone |", kept.built_with);
+        let beside = IDLE.iter().filter(|idle| **idle > 0);
+        beside.for_each(|idle| text += &format!(" beside {} idle queue pairs |", thousands(f64::from(*idle))));
+        text += &format!("\n|---|{}", "---:|".repeat(IDLE.len()));
+        for (words, numbers) in rows(&kept.counts) {
+            text += &format!("\n| {words} |");
+            numbers.iter().for_each(|number| text += &format!(" {} |", thousands(*number)));
+        }
+        text += "\n\n";
     }
     text
 }
@@ -293,12 +317,19 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let (words, numbers) = (FIGURES[0].1, [1234.4, 56.0]);
-        let table = written(&counts(words, numbers), "rustc 1.95.0, x86_64");
-        let kept = Kept::read(&table);
-        assert_eq!((kept.built_with.as_str(), &kept.counts), ("rustc 1.95.0, x86_64", &counts(words, [1234.0, 56.0])));
-        assert!(table.contains("| 1,234 | 56 |"), "{table}");
-        assert!(Kept::read("Not counted yet.").counts.is_empty());
+        let words = FIGURES[0].1;
+        let kept = |kind: &str, numbers| Kept {
+            built_with: format!("rustc 1.95.0, x86_64-{kind}"),
+            counts: counts(words, numbers),
+        };
+        let page = written(&[kept("AuthenticAMD", [1234.4, 56.0]), kept("GenuineIntel", [7.0, 8.0])]);
+        assert!(page.contains("| 1,234 | 56 |"), "{page}");
+        let tables = Kept::read_all(&page);
+        let kinds: Vec<_> = tables.iter().map(|kept| kind(&kept.built_with)).collect();
+        assert_eq!(kinds, [Some("x86_64-AuthenticAMD"), Some("x86_64-GenuineIntel")]);
+        assert_eq!(tables[0].counts, counts(words, [1234.0, 56.0]));
+        assert_eq!(tables[1].counts, counts(words, [7.0, 8.0]));
+        assert!(Kept::read_all("Not counted yet.").is_empty());
     }
 
     #[test]

@@ -52,8 +52,7 @@ pub struct SendEntry<'a> {
     pub bind: Option<Bind>,
 }
 
-/// A send WR as most are: a SEND or WRITE of a connected QP whose bytes are in registered memory. Nothing in it is optional, so it is written without a
-/// look at what it is.
+/// A send WR as most are: a SEND or WRITE of a connected QP. Nothing in it is optional, so it is written without a look at what it is.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainEntry<'a> {
     /// From the WR.
@@ -69,7 +68,7 @@ pub struct PlainEntry<'a> {
     /// Immediate data; 0 without.
     pub imm: u32,
     /// Bytes.
-    pub sges: &'a [Sge],
+    pub data: SendData<'a>,
 }
 
 /// Operation of a [`PlainEntry`]: its code in the ring.
@@ -456,9 +455,23 @@ impl SendPoster<'_> {
         Ok((index, self.ring.slot(index)))
     }
 
-    /// Writes the SGEs of a WQE; gives the length of its message, and what the control word says of them.
-    #[inline]
-    fn write_sges(&self, slot: Slot<'_>, sges: &[Sge]) -> Result<(u32, u64), Refusal> {
+    // Not inline: it would swell the way of those that have SGEs.
+    #[inline(never)]
+    fn write_inline(&self, slot: Slot<'_>, bytes: &[u8]) -> Result<(u32, u64), Refusal> {
+        if bytes.len() > self.ring.max_inline as usize {
+            return Err(Refusal::InlineTooLong);
+        }
+        slot.set_bytes(self.ring.data_word, bytes);
+        Ok((bytes.len() as u32, IS_INLINE))
+    }
+
+    /// Writes the SGEs or the inline bytes of a WQE; gives the length of its message, and what the control word says of them.
+    #[inline(always)]
+    fn write_data(&self, slot: Slot<'_>, data: &SendData<'_>) -> Result<(u32, u64), Refusal> {
+        let sges = match *data {
+            SendData::Sges(sges) => sges,
+            SendData::Inline(bytes) => return self.write_inline(slot, bytes),
+        };
         if sges.len() > self.ring.max_sge as usize {
             return Err(Refusal::TooManySges);
         }
@@ -470,10 +483,10 @@ impl SendPoster<'_> {
     }
 
     /// Writes a WQE of the short form. The ring is not one of datagrams.
-    #[inline]
+    #[inline(always)]
     pub fn post_plain(&mut self, entry: &PlainEntry<'_>) -> Result<(), Refusal> {
         let (index, slot) = self.place()?;
-        let (length, data_bits) = self.write_sges(slot, entry.sges)?;
+        let (length, data_bits) = self.write_data(slot, &entry.data)?;
         slot.set(WR_ID, entry.wr_id);
         slot.set(CONTROL, control_word(entry.op as u8, entry.flags, length) | data_bits);
         slot.set(REMOTE_ADDR, entry.remote_addr);
@@ -486,16 +499,7 @@ impl SendPoster<'_> {
     pub fn post(&mut self, entry: &SendEntry<'_>) -> Result<u32, Refusal> {
         let ring = self.ring;
         let (index, slot) = self.place()?;
-        let (length, data_bits) = match entry.data {
-            SendData::Sges(sges) => self.write_sges(slot, sges)?,
-            SendData::Inline(bytes) => {
-                if bytes.len() > ring.max_inline as usize {
-                    return Err(Refusal::InlineTooLong);
-                }
-                slot.set_bytes(ring.data_word, bytes);
-                (bytes.len() as u32, IS_INLINE)
-            }
-        };
+        let (length, data_bits) = self.write_data(slot, &entry.data)?;
         let op = write_op(slot, entry);
         let mut control = control_word(op, entry.flags, length) | data_bits;
         if let (true, Some((av, qpn, qkey))) = (ring.ud, &entry.ud) {
@@ -583,31 +587,43 @@ mod tests {
     fn the_short_form_leaves_what_the_long_one_does() {
         let (remote_addr, rkey, imm) = (0x0123_4567_89ab_cdef, RKey(0xfedc_ba98), 0x8000_0001);
         let sges = [Sge { addr: 1, length: 8, lkey: LKey(9) }, Sge { addr: 2, length: 5, lkey: LKey(8) }];
-        let ring = SendRing::new(SendRingConfig { max_wr: 2, max_sge: 4, max_inline: 0, ud: false });
-        for (op, long) in [
+        let ring = SendRing::new(SendRingConfig { max_wr: 2, max_sge: 4, max_inline: 64, ud: false });
+        let operations = [
             (PlainOp::Send, WqeOp::Send),
             (PlainOp::SendWithImm, WqeOp::SendWithImm { imm }),
             (PlainOp::Write, WqeOp::Write { remote_addr, rkey }),
             (PlainOp::WriteWithImm, WqeOp::WriteWithImm { remote_addr, rkey, imm }),
-        ] {
+        ];
+        for ((op, long), data) in operations.into_iter().flat_map(|operation| {
+            [SendData::Sges(&sges), SendData::Inline(b"hello"), SendData::Inline(&[])].map(|data| (operation, data))
+        }) {
             let has_imm = matches!(op, PlainOp::SendWithImm | PlainOp::WriteWithImm);
             let imm = if has_imm { imm } else { 0 };
-            let short = PlainEntry { wr_id: 7, op, flags: SendFlags::SOLICITED, remote_addr, rkey, imm, sges: &sges };
             let flags = SendFlags::SOLICITED;
-            let index =
-                post(&ring, &SendEntry { flags, ..entry(7, long, SendData::Sges(&sges)) }).expect("there is room");
+            let short = PlainEntry { wr_id: 7, op, flags, remote_addr, rkey, imm, data };
+            let index = post(&ring, &SendEntry { flags, ..entry(7, long, data) }).expect("there is room");
             ring.poster().post_plain(&short).expect("there is room");
             let [expected, mut found] = [index, index + 1].map(|index| ring.wqe(index).expect("posted"));
             found.index = index;
             assert_eq!(found, expected);
-            assert_eq!(ring.sges(index + 1).collect::<Vec<_>>(), sges);
-            assert!(!ring.is_inline(index + 1));
+            match data {
+                SendData::Sges(sges) => assert_eq!(ring.sges(index + 1).collect::<Vec<_>>(), sges),
+                SendData::Inline(bytes) => {
+                    let mut out = vec![0; bytes.len()];
+                    ring.copy_inline(index + 1, 0, &mut out);
+                    assert_eq!((out.as_slice(), ring.sges(index + 1).count()), (bytes, 0));
+                }
+            }
+            assert_eq!(ring.is_inline(index + 1), matches!(data, SendData::Inline(_)));
             assert_eq!(ring.poster().post_plain(&short), Err(Refusal::Full));
             ring.retire(index + 2);
+            let refused = |data| ring.poster().post_plain(&PlainEntry { data, ..short });
             let many = vec![Sge::default(); ring.max_sge() as usize + 1];
-            assert_eq!(ring.poster().post_plain(&PlainEntry { sges: &many, ..short }), Err(Refusal::TooManySges));
+            assert_eq!(refused(SendData::Sges(&many)), Err(Refusal::TooManySges));
             let long = [Sge { length: (1 << 31) + 1, ..Sge::default() }];
-            assert_eq!(ring.poster().post_plain(&PlainEntry { sges: &long, ..short }), Err(Refusal::MessageTooLong));
+            assert_eq!(refused(SendData::Sges(&long)), Err(Refusal::MessageTooLong));
+            let long = vec![0; ring.max_inline() as usize + 1];
+            assert_eq!(refused(SendData::Inline(&long)), Err(Refusal::InlineTooLong));
         }
     }
 

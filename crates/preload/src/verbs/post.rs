@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 use scalefabric_ibv::abi;
 use scalefabric_nic::objects::QpObject;
-use scalefabric_nic::ring::{PlainEntry, PlainOp};
+use scalefabric_nic::ring::{PlainEntry, PlainOp, SendData};
 use scalefabric_verbs::{
     Errno, PostError, QKey, QpType, Qpn, QueuePair, RKey, RecvWr, SendFlags, SendOp, SendWr, Sge, Srqn, UdAddress,
 };
@@ -68,7 +68,15 @@ unsafe fn plain<'a>(wr: &'a abi::SendWr) -> Option<PlainEntry<'a>> {
     // SAFETY: plain numbers, and the program's list.
     let (rdma, sges) = unsafe { (wr.wr.rdma, sges(wr.sg_list, wr.num_sge).ok()?) };
     let imm = if has_imm { u32::from_be(wr.imm_data) } else { 0 };
-    Some(PlainEntry { wr_id: wr.wr_id, op, flags, remote_addr: rdma.remote_addr, rkey: RKey(rdma.rkey), imm, sges })
+    Some(PlainEntry {
+        wr_id: wr.wr_id,
+        op,
+        flags,
+        remote_addr: rdma.remote_addr,
+        rkey: RKey(rdma.rkey),
+        imm,
+        data: SendData::Sges(sges),
+    })
 }
 
 /// Puts a send work request of C into a place of a lot, as the contract has it. Made in its place: it is too large to be moved
