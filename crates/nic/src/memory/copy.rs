@@ -224,8 +224,9 @@ mod tests {
         let cases =
             lengths.flat_map(|length| [aligned, aligned + 32, aligned + 8, aligned + 1].map(|from| (length, from)));
         for (number, (length, from)) in cases.enumerate() {
-            for to in [number % 67, number / 67 * 4 % 64, 12] {
-                let register = [0, !0, 0x1234_5678][number % 3];
+            let places = [number % 67, number / 67 * 4 % 64, 12];
+            for (to, register) in places.into_iter().flat_map(|to| [0, !0, 0x1234_5678].map(|register| (to, register)))
+            {
                 let (mut target, mut sum) = (vec![0u8; length + 200], Running::resume(register));
                 let to = target.as_ptr().align_offset(64) + to;
                 // SAFETY: both ranges lie inside their vectors.

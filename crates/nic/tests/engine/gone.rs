@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use scalefabric_transport::DropReason;
 use scalefabric_verbs::*;
 
 use crate::node::*;
@@ -10,8 +11,13 @@ use crate::node::*;
 const PAGE: usize = 4096;
 
 fn protect(mr: &Arc<dyn MemoryRegion>, protection: i32) {
+    protect_page(mr, 0, protection);
+}
+
+fn protect_page(mr: &Arc<dyn MemoryRegion>, page: usize, protection: i32) {
+    let at = mr.addr() as usize + page * PAGE;
     // SAFETY: whole pages that only the NIC touches.
-    assert_eq!(unsafe { libc::mprotect(mr.addr() as *mut libc::c_void, PAGE, protection) }, 0);
+    assert_eq!(unsafe { libc::mprotect(at as *mut libc::c_void, PAGE, protection) }, 0);
 }
 
 #[test]
@@ -25,6 +31,25 @@ fn a_source_that_is_gone_ends_with_loc_prot_err() {
     assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::LocProtErr)]);
     assert_eq!(a.query().unwrap().0.qp_state, QpState::Err);
     assert_eq!(src.write(0, &[1]).unwrap_err().errno, Errno::EFAULT);
+}
+
+#[test]
+fn of_a_long_write_leaves_what_stands_before_the_page_that_is_gone() {
+    for gone in 0..12 {
+        let mut w = World::new(2);
+        let [a, _b] = w.connect(QpType::Rc);
+        let (src, dst) = (w.nodes[0].mr(12 * PAGE), w.nodes[1].mr(12 * PAGE));
+        src.write(0, &[7; 12 * PAGE]).unwrap();
+        protect_page(&src, gone, libc::PROT_NONE);
+        send(&a, 1, SendOp::Write { remote_addr: dst.addr(), rkey: dst.rkey() }, &src, 0, 12 * PAGE as u32);
+        w.settle();
+        assert_eq!(outcome(&w.nodes[0].poll()), [(1, WcStatus::LocProtErr)], "{gone}");
+        let mut arrived = vec![0; 12 * PAGE];
+        dst.read(0, &mut arrived).unwrap();
+        assert!(arrived[..gone * PAGE].iter().all(|&byte| byte == 7), "{gone}");
+        assert!(arrived[gone * PAGE..].iter().all(|&byte| byte == 0), "{gone}");
+        assert_eq!(w.nodes[1].nic.counters(1).drops(DropReason::BadIcrc), 0, "nothing half written left");
+    }
 }
 
 #[test]

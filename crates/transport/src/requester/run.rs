@@ -142,7 +142,7 @@ impl Requester {
         let mut is_first = true;
         while *budget > 0 && self.sending.packet < last {
             let most = (*budget).min((last - self.sending.packet) as usize);
-            let sent = if is_first { 0 } else { self.send_middle_run(ctx, host, &mut outgoing, most) };
+            let sent = if is_first { 0 } else { self.send_middle_run(ctx, host, shared, &mut outgoing, most) };
             *budget -= sent;
             if sent > 0 {
                 continue;
@@ -164,8 +164,15 @@ impl Requester {
     }
 
     /// As many of them as the host takes in one go, behind one that has just left: at most `most`. Returns how many left.
-    fn send_middle_run<H: Host>(&mut self, ctx: &Context, host: &mut H, outgoing: &mut Outgoing, most: usize) -> usize {
-        let (pmtu, shared, index) = (ctx.pmtu(), host.window(), self.sending.wqe);
+    fn send_middle_run<H: Host>(
+        &mut self,
+        ctx: &Context,
+        host: &mut H,
+        shared: u32,
+        outgoing: &mut Outgoing,
+        most: usize,
+    ) -> usize {
+        let (pmtu, index) = (ctx.pmtu(), self.sending.wqe);
         let most = host.room_for_run(outgoing, index, pmtu).min(most).min(Run::MOST) as u32;
         let before = (self.sending, self.inflight, self.ack_request);
         outgoing.headers.bth.psn = self.sending.psn;

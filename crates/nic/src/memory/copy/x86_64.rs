@@ -576,7 +576,7 @@ pub unsafe fn copy_out_summed(
         && length >= 2 * BLOCK
         && std::arch::is_x86_feature_detected!("avx512f");
     // SAFETY: as the caller says, and the processor and the addresses are as the routine needs them; `left` has room, and the
-    // factors are those of the five distances.
+    // factors are those of the five distances, and behind them the numbers of the words.
     unsafe {
         let routine = if is_broad { broad_copy_out_summed } else { wide_copy_out_summed };
         routine(to, from, length, left.as_mut_ptr(), register, FACTORS.as_ptr().cast())
